@@ -1,4 +1,4 @@
-"""How fast are lower precisions, how large is their error, and what does auto choose within a budget of error or of accuracy?
+"""How fast are reduced precisions, how large is their error, and what does auto choose within a budget of error or of accuracy?
 
 *live*: BERT-base, GPT-2 (six layers; also with outlier channels), ConvNeXt-T and MobileNet v2 with random weights scaled so that
 activations have about unit size. Each engine in each of its precisions, and auto with error budgets of 0, 0.1, 1 and 5 %. Errors

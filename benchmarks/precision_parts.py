@@ -96,15 +96,15 @@ class Bench:
         self.candidates[name] = Candidate(call, is_exact, limit, search, plan, _list_exact_nodes(module))
 
     def add_singles(self, example: Any, cache: Path) -> None:
-        """Add each engine in float32, in each lower precision it supports, and with quantized weights only."""
+        """Add each engine in float32, in each reduced precision it supports, and with quantized weights only."""
         inputs = {value.name for value in self.model.function.inputs}
         calibrate = [{name: values[name] for name in inputs} for values in self.calibrate]
         for spec in self.options.engines:
             engine = registry.create(spec)
             self.add_module(f"{spec} fp32", example, engine=spec, cache=cache, is_exact=True)
             for name in ("bf16", "fp16"):
-                if (lowered := engine.lower_precision(name)) is not None:
-                    self.add_module(f"{spec} {name}", example, engine=lowered.spec, cache=cache)
+                if (reduced := engine.lower_precision(name)) is not None:
+                    self.add_module(f"{spec} {name}", example, engine=reduced.spec, cache=cache)
             if (integers := engine.lower_precision("int8")) is None:
                 continue
             self.add_module(f"{spec} int8", example, engine=spec, precision="int8", calibrate=calibrate, cache=cache)
@@ -189,7 +189,7 @@ def measure_trained(name: str, options: Options) -> dict[str, Any]:
         bench.add_auto("auto fp32", unseen[0], folder / "exact")
         budget = ErrorBudget(ACCURACY_DROP, model.metric)
         data = {"max_error": budget, "calibrate": calibrate, "validate": validate}
-        bench.add_auto("auto, 1 point", unseen[0], folder / "lowered", **data)  # with an empty cache: its time counts
+        bench.add_auto("auto, 1 point", unseen[0], folder / "reduced", **data)  # with an empty cache: its time counts
         _add_other_tools(bench, folder, validate)
         return bench.measure(unseen, model.metric)
 

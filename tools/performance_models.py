@@ -1,4 +1,4 @@
-"""Sections of `docs/performance.md` on whole models: placement by measurement, PyTorch and lower precision."""
+"""Sections of `docs/performance.md` on whole models: placement by measurement, PyTorch and reduced precision."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ PYTORCH = Section(
     "here, for Inductor too.",
 )
 
-# ---------------------------------------------------------------------- lower precision
+# ---------------------------------------------------------------------- reduced precision
 
 GAINS = {"auto 1%": (0.01, 1.6), "auto 5%": (0.05, 2.2)}
 """Error budget and target of the geometric mean, on processors with bf16 or int8 dot products."""
@@ -280,8 +280,8 @@ def _list_precision_verdicts(figures: Figures) -> Iterator[Verdict]:
 
 
 PRECISION = Section(
-    "Lower precision",
-    "How fast are lower precisions, and what does auto choose within an error budget?",
+    "Reduced precision",
+    "How fast are reduced precisions, and what does auto choose within an error budget?",
     "BERT-base, GPT-2 with six layers, ConvNeXt-T and MobileNet v2 with random weights; *gpt_hard* computes the same with a "
     "few channels 40 times as large. *images* and *texts* are small classifiers trained on generated data; the *hard* ones "
     "have such channels too. Each model has a process in which all candidates take turns. Errors and accuracies are measured "

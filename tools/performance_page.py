@@ -123,7 +123,8 @@ def make_readme_table(record: Record) -> str:
         f'{threads} threads of an {record.machine["processor"]}, random weights, XRT with `engine="auto"`, '
         f"by {commands['pytorch']}.\n"
         f"Bold is the fastest. The last column is the speedup over the best engine in float32, by {commands['precision']}:\n"
-        "1.00 x where no lower precision keeps the budget. [The record](docs/performance.md) has intervals and missed targets.\n"
+        "1.00 x where no reduced precision keeps the budget. [The record](docs/performance.md) has intervals and missed "
+        "targets.\n"
     )
 
 

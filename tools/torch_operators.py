@@ -93,8 +93,8 @@ def run_sample(sample: Sample, name: str) -> tuple[dict[str, Outcome], Mapping[s
         return dict.fromkeys(ENGINES, (DECLINED, str(error))), {}
     except Exception as error:  # noqa: BLE001  # counted as a failure
         return dict.fromkeys(ENGINES, (FAILED, repr(error))), {}
-    is_open = is_open or any(map(_is_random, captured.declined))
-    return {engine: _run_engine(engine, sample, captured, expected, name, is_open) for engine in ENGINES}, captured.declined
+    is_open = is_open or any(map(_is_random, captured.opaque))
+    return {engine: _run_engine(engine, sample, captured, expected, name, is_open) for engine in ENGINES}, captured.opaque
 
 
 def _is_random(operator: str) -> bool:
@@ -111,7 +111,7 @@ def _run_eager(sample: Sample, seed: int) -> list[Any]:
 
 
 def _run_engine(engine: str, sample: Sample, captured: Capture, expected: list[Any], name: str, is_open: bool) -> Outcome:
-    engines = list(dict.fromkeys([engine, *(["torch"] if captured.declined else []), "toy"]))
+    engines = list(dict.fromkeys([engine, *(["torch"] if captured.opaque else []), "toy"]))
     leaves = list(sample.tensors)
     try:
         module = xrt.XRTModule(captured.function, engine=engines, strict=True, cache=CompileCache())

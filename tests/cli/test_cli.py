@@ -238,7 +238,7 @@ def test_a_difference_is_exit_code_1(model: str, command: Command, monkeypatch: 
 def test_a_plan_is_verified_at_its_precision(
     precision: str, model: str, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Lossy(fault="0.02", lowered="0.02" if precision == "bf16" else "")
+    engine = Lossy(fault="0.02", reduced="0.02" if precision == "bf16" else "")
     monkeypatch.setattr("xrt.cli.options.split_specs", lambda text: [engine])
     code, out, _ = command("run", model, "-e", "lossy", "--verify")
     assert (code, "y agrees in bf16 with the reference" in out) == ((0, True) if precision == "bf16" else (1, False))

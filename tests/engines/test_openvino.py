@@ -137,7 +137,7 @@ def test_it_computes_in_fp32_unless_a_lower_precision_is_allowed() -> None:
 )
 def test_options_that_it_does_not_honour_are_refused(engine: str, precision: Any) -> None:
     assert create(engine).unsupported_options(CompileContext(ExecutionOptions(precision=precision))) == (
-        f"engine 'openvino' computes in the model's types, or a lower precision of this CPU: it does not honour {precision=}"
+        f"engine 'openvino' computes in the model's types, or a reduced precision of this CPU: it does not honour {precision=}"
     )
 
 

@@ -137,7 +137,7 @@ def test_each_operator_of_attention_has_an_onnx_form(attend: Callable[..., Any])
     (query, key, value), _ = FORMS[8].make()
     expected = torch.ops.aten._scaled_dot_product_attention_math(query, key, value, is_causal=True, enable_gqa=True)
     captured = capture(Call(attend), (query, key, value))
-    assert captured.declined == {}
+    assert captured.opaque == {}
     results = xrt.XRTModule(captured.function, engine="toy", strict=True)(*(item.numpy() for item in (query, key, value)))
     first = results[0] if isinstance(results, tuple) else results
     torch.testing.assert_close(torch.from_numpy(first), expected[0])

@@ -144,7 +144,7 @@ def test_an_operator_without_a_rule_is_an_opaque_node_with_its_reason() -> None:
     assert call.operator == "aten::_linalg_svd.default"
     assert call.reason == "the operator has no ONNX form here"
     assert [bool(name) for name in node.outputs] == [False, True, False]
-    assert "aten._linalg_svd.default" in captured.declined
+    assert "aten._linalg_svd.default" in captured.opaque
 
 
 def test_a_tensor_is_filled_with_a_symbolic_size() -> None:
@@ -175,7 +175,7 @@ def fail(*_: Any) -> Any:
 def test_what_a_rule_gets_wrong_is_an_opaque_node(monkeypatch: pytest.MonkeyPatch, rule: Any, reason: str) -> None:
     monkeypatch.setitem(RULES, "aten.max.default", rule)
     captured = capture(Call(torch.max), (torch.ones(2, 3),))
-    assert re.match(reason, captured.declined["aten.max.default"])
+    assert re.match(reason, captured.opaque["aten.max.default"])
     assert [node.op for node in captured.function.nodes] == ["aten.aten_max_default"]
 
 
@@ -187,7 +187,7 @@ def test_a_tensor_that_is_not_dense_is_refused() -> None:
 
 def test_dropout_in_training_mode_is_a_dropout() -> None:
     captured = capture(nn.Dropout(0.25).train(), (torch.ones(2),))
-    assert [node.op for node in captured.function.nodes] == ["Dropout"] and not captured.declined
+    assert [node.op for node in captured.function.nodes] == ["Dropout"] and not captured.opaque
     assert [node.op for node in capture(nn.Dropout().eval(), (torch.ones(2),)).function.nodes] == ["Identity"]
 
 

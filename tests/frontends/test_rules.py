@@ -21,7 +21,7 @@ def test_a_rule_gives_what_pytorch_computes(case: Case) -> None:
     inputs = case.inputs()
     expected = pytree.tree_leaves(Call(case.function)(*inputs))
     captured = capture(Call(case.function), inputs)
-    assert captured.declined == {}
+    assert captured.opaque == {}
     module = xrt.XRTModule(captured.function, engine="toy", strict=True)
     results = module(*[inputs[index].numpy() for index in captured.inputs])
     results = results if isinstance(results, tuple) else (results,)

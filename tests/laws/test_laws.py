@@ -37,7 +37,7 @@ from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 from xrt.testing.generate import make_seeded_function
 from xrt.testing.running import as_planned, make_module, pin_nodes, run_outputs
 from xrt.testing.strategies import EVERYTHING, Form, functions, make_random_inputs
-from xrt.verify.comparison import find_ambiguity
+from xrt.verify.comparison import find_ambiguities
 from xrt.verify.execution import run_alone
 
 bounded = settings(
@@ -342,7 +342,7 @@ def closely(function: Function) -> Any:
     """Return a comparison for what several kernels compute."""
 
     def compare(actual: Any, wanted: Any, plain: Function, inputs: Any) -> None:
-        of, ties = StatefulFunction(None, function), find_ambiguity(plain, inputs, on_toy)
+        of, ties = StatefulFunction(None, function), find_ambiguities(plain, inputs, on_toy)
         in_order = [ties[place] for place in (*of.returned, *of.next_values.values())]
         same = compare_all(actual, wanted, tolerance_for("float32", "network"), ties=in_order)
         assert same, same.message

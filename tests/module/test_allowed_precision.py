@@ -1,4 +1,4 @@
-"""A lower precision without a budget is a permission: an engine is measured in it and in float32, and the faster form is kept."""
+"""A reduced precision without a budget is a permission: an engine is measured in it and in float32, and the faster is kept."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_faster_of_both_forms_is_chosen_and_kept(slow_in: str, chosen: str, 
 
 
 def test_an_engine_that_offers_a_precision_by_another_spec_takes_part_in_both(tmp_path: Path) -> None:
-    engine = Lossy(lowered="0.001")
+    engine = Lossy(reduced="0.001")
     lower = engine.lower_precision("bf16")
     with xrt.XRTModule(PAIR, [engine, "auto"], cache=tmp_path, threads=1, precision="bf16", budget=1) as m:
         np.testing.assert_allclose(m(X), RIGHT, rtol=1e-2)

@@ -162,7 +162,7 @@ def passed(values: list[Any]) -> list[Any]:
     buffer = SharedBuffer()
     document = json.loads(json.dumps(put_values(buffer, values)))
     memory = bytearray(buffer.size)
-    handle = buffer.memory()
+    handle = buffer.copy_to_memory()
     os.preadv(handle, [memory], 0)
     os.close(handle)
     return read_values(memoryview(memory), document)

@@ -23,7 +23,7 @@ from xrt.module.lockfile import lock_module
 from xrt.partition.partitioner import map_nodes_to_engines, plan_from_assignment
 from xrt.placement import TuningResult
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest
-from xrt.processes.background import begin
+from xrt.processes.background import start_in_background
 from xrt.testing.corpus.entry import graph, node
 from xrt.testing.fault_injection import RecordingEngine
 
@@ -178,7 +178,7 @@ def test_other_threads_call_during_a_search(searches: Searches) -> None:
     with make() as module:
         call(module, 5)
         searches.may_end.clear()
-        tuning = begin(lambda: module.tune(np.ones((40, 3), "float32")))
+        tuning = start_in_background(lambda: module.tune(np.ones((40, 3), "float32")))
         while len(searches.rows) < 2:
             pass
         values = np.ones((5, 3), "float32")

@@ -83,14 +83,14 @@ def compute_error(module: xrt.XRTModule, model: Function = MODEL) -> float:
         (
             {"precision": "Softmax=fp32", "engine": "ort"},
             OptionError,
-            "a constraint on precision needs a lower precision for the other nodes; add 'int8'",
+            "a constraint on precision needs a reduced precision for the other nodes; add 'int8'",
         ),
         (
             {"precision": "Softmax=int8", "engine": "ort"},
             OptionError,
             (
                 "the constraint 'Softmax=int8' is not supported: a constraint keeps nodes in fp32, as 'Softmax=fp32'; pass the "
-                "lower precision without nodes: precision=['int8', 'Softmax=fp32']"
+                "reduced precision without nodes: precision=['int8', 'Softmax=fp32']"
             ),
         ),
         (
@@ -133,7 +133,7 @@ def test_int8_keeps_the_nodes_of_constraints() -> None:
 
 
 @pytest.mark.full
-def test_without_max_error_nothing_is_lowered() -> None:
+def test_without_max_error_precision_is_not_reduced() -> None:
     with xrt.XRTModule(MODEL, **AUTO, budget=2) as module:
         module(**BATCHES[0])
         assert module.tuned is not None and module.tuned.precision is None

@@ -105,13 +105,13 @@ def test_values_of_other_sizes_are_made_of_those_given(b: int, s: int, more_b: i
 
 SCRIPT = """
 import ctypes, sys
-from xrt.processes.background import OutOfTime, within
+from xrt.processes.background import OutOfTime, run_within
 
 def work():
     {work}
 
 try:
-    within(0.5, work)
+    run_within(0.5, work)
 except OutOfTime:
     print("abandoned")
 sys.exit(3)

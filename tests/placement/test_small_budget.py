@@ -21,7 +21,7 @@ from xrt.partition.cost_table import MeasuredCost
 from xrt.partition.partitioner import plan_from_assignment
 from xrt.placement import CandidateComparison, CostStore, TuningBudget
 from xrt.placement.race import Entrant, StoppingRule, select_winner
-from xrt.processes.background import OutOfTime, within
+from xrt.processes.background import OutOfTime, run_within
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 from xrt.verify.execution import Stopped
 
@@ -257,17 +257,17 @@ def test_a_provisional_decision_is_kept_and_says_so(tmp_path: Path) -> None:
 
 
 def test_bounded_work_gives_what_it_gives_and_raises_what_it_raises() -> None:
-    assert within(60.0, lambda: 5) == 5
+    assert run_within(60.0, lambda: 5) == 5
     with pytest.raises(ZeroDivisionError):
-        within(60.0, lambda: 1 // 0)
+        run_within(60.0, lambda: 1 // 0)
     with pytest.raises(TimeoutError, match="its own"):
-        within(60.0, lambda: (_ for _ in ()).throw(TimeoutError("its own")))
+        run_within(60.0, lambda: (_ for _ in ()).throw(TimeoutError("its own")))
 
 
 def test_abandoned_work_is_let_go_of_when_it_ends() -> None:
     gone, heard = threading.Event(), []
     with pytest.raises(OutOfTime, match=r"^it took longer than 0.01 s$"):
-        within(0.01, lambda: RELEASED.wait() and 7, late=lambda found: (heard.append(found), gone.set()))
+        run_within(0.01, lambda: RELEASED.wait() and 7, on_late=lambda found: (heard.append(found), gone.set()))
     assert not heard
     RELEASED.set()
     assert gone.wait(60)

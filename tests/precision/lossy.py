@@ -42,10 +42,10 @@ class LossyExecutable(Executable):
 
 @dataclass(frozen=True)
 class Lossy(GraphCompiler):
-    """Exact by itself; in bf16 its results have the error ``lowered``."""
+    """Exact by itself; in bf16 its results have the error ``reduced``."""
 
     name: ClassVar[str] = "lossy"
-    lowered: str = ""
+    reduced: str = ""
     fault: str = ""
 
     def why_not(self, node: Node, function: Function) -> str | None:
@@ -55,4 +55,4 @@ class Lossy(GraphCompiler):
         return LossyExecutable(TOY.compile(function, context), self.fault)
 
     def lower_precision(self, precision: Precision) -> GraphCompiler | None:
-        return replace(self, fault=self.lowered) if precision == "bf16" and self.lowered else None
+        return replace(self, fault=self.reduced) if precision == "bf16" and self.reduced else None

@@ -12,7 +12,7 @@ import pytest
 import xrt
 from tests.passes.quantize.models import prepare
 from tests.passes.quantize.test_quantize import make_hard
-from tests.precision.test_lowering import place_exactly
+from tests.precision.test_reduced_precision import place_exactly
 from xrt import OpTable
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, GraphCompiler, Precision
@@ -36,7 +36,7 @@ from xrt.placement.records import load_decision, store_decision
 from xrt.placement.result import PlacementRequest, TuningResult
 from xrt.precision import byte_sums
 from xrt.precision.budget import ErrorBudget, PrecisionOptions, read_examples
-from xrt.precision.lowering import LoweringWithinBudget
+from xrt.precision.placement import ReducedPrecisionSearch
 from xrt.precision.search import list_product_forms
 from xrt.testing.fault_injection import FaultyEngine
 
@@ -51,15 +51,15 @@ def make_options(limit: float) -> PrecisionOptions:
     return PrecisionOptions(ErrorBudget(limit), *examples, ("int8",))
 
 
-def lower(lowering: LoweringWithinBudget) -> tuple[PlacementRequest, TuningResult]:
+def reduce_precision(reducer: ReducedPrecisionSearch) -> tuple[PlacementRequest, TuningResult]:
     request = PlacementRequest(HARD, (ORT,), CompileContext(threads=1))
-    return request, lowering.lower(request, place_exactly(request), CompileCache(), 120.0, lambda progress: None)
+    return request, reducer.reduce_precision(request, place_exactly(request), CompileCache(), 120.0, lambda progress: None)
 
 
 @pytest.mark.slow
 def test_balanced_channels_keep_a_budget_that_int8_breaks_with_no_node_in_float32(tmp_path: Path) -> None:
-    lowering = LoweringWithinBudget(make_options(0.05))
-    request, result = lower(lowering)
+    reducer = ReducedPrecisionSearch(make_options(0.05))
+    request, result = reduce_precision(reducer)
     record = result.precision
     plain, balanced = (
         next(candidate for candidate in record.plans if candidate.precision == name) for name in ("int8", "balanced int8")
@@ -71,8 +71,8 @@ def test_balanced_channels_keep_a_budget_that_int8_breaks_with_no_node_in_float3
     )  # nodes are kept in the better form
     if record.balance:
         store = CostStore(tmp_path)
-        store_decision(result, request, store, lowering.ingredients)
-        decision = load_decision(request, store, lowering.ingredients)
+        store_decision(result, request, store, reducer.ingredients)
+        decision = load_decision(request, store, reducer.ingredients)
         assert decision is not None and decision.precision == record
         assert decision.plan.launches[0].function.fingerprint == result.plan.launches[0].function.fingerprint
 

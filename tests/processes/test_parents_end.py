@@ -128,7 +128,7 @@ def test_a_process_that_is_ended_ends_with_what_it_has_started() -> None:
 def test_a_python_whose_parent_ended_in_the_moment_of_the_start_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The parent has not told the system whom to kill, and is gone."""
     results: list[int] = []
-    monkeypatch.setattr("xrt.processes.spawn.tie", lambda process, reads, writes: results.append(writes))
+    monkeypatch.setattr("xrt.processes.spawn.attach_lifeline", lambda process, reads, writes: results.append(writes))
     process = start_python("signal:pause")
     os.close(results[0])
     assert process.wait(PATIENCE) == -signal.SIGKILL
@@ -137,7 +137,7 @@ def test_a_python_whose_parent_ended_in_the_moment_of_the_start_ends(monkeypatch
 
 def test_a_python_ties_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     results: list[int] = []
-    monkeypatch.setattr("xrt.processes.spawn.tie", lambda process, reads, writes: results.append(writes))
+    monkeypatch.setattr("xrt.processes.spawn.attach_lifeline", lambda process, reads, writes: results.append(writes))
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "waits.py").write_text("import signal\ndef main():\n    print('is there', flush=True)\n    signal.pause()\n")
     process = start_python("waits:main", stdout=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""Verification of a plan, the smallest part that is wrong, lower precision, packed weights, and the judgement in float64."""
+"""Verification of a plan, the smallest part that is wrong, reduced precision, packed weights, and the judgement in float64."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def doctor_command(as_json: bool) -> int:
             (e["name"], e["state"], e["distribution"], e["version"] or e["cause"], e["pip"], e["precisions"])
             for e in report["engines"]
         ]
-        show_table(("engine", "state", "from", "version or cause", "install", "lower precisions"), engines)
+        show_table(("engine", "state", "from", "version or cause", "install", "reduced precisions"), engines)
     return int(any(engine["state"] == "broken" for engine in report["engines"]))
 
 

@@ -96,7 +96,7 @@ def tune_command(model: str, **params: Any) -> int:
     is 1 if no configuration meets --p99.
 
     The result is stored for these engines, threads and shapes: XRTModule(MODEL, engine="auto") uses it without measuring, or
-    engine=["ort", "xla", "auto"] after --engines ort,xla. With --max-error, plans of lower precision compete if their error,
+    engine=["ort", "xla", "auto"] after --engines ort,xla. With --max-error, plans of reduced precision compete if their error,
     measured on --validate, is within the limit. Ctrl-C ends the search with the best plan so far, and exit code 130. The exit
     code is 1 if nothing could be measured.
     """
@@ -298,7 +298,7 @@ def _describe_baseline(baseline: Baseline | None) -> str:
 @click.option(
     "--validate",
     type=click.Path(),
-    help="The examples on which the error of a plan of lower precision was measured [default: the path in the lockfile]",
+    help="The examples on which the error of a plan of reduced precision was measured [default: the path in the lockfile]",
 )
 @options.add_json
 def check_command(lock: str, undecided: str, as_json: bool, **params: Any) -> int:

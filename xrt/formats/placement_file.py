@@ -49,8 +49,8 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
         return {name: msgspec.to_builtins(getattr(self, name)) for name in self.__struct_fields__}
 
 
-LoweredOutcome: TypeAlias = Literal["won", "tie", "lost", "late", "over", "wrong", "failed"]
-"""How a plan of lower precision did. As `SelectionOutcome`, plus ``over``: its error exceeds the budget, so it was not timed."""
+AttemptOutcome: TypeAlias = Literal["won", "tie", "lost", "late", "over", "wrong", "failed"]
+"""The outcome of a plan of reduced precision: a `SelectionOutcome`, or ``over``, if its error exceeds the budget."""
 FormKind: TypeAlias = Literal["static", "dynamic", "packed8", "stored8"]
 """How a model is quantized: static or dynamic ranges for values, or weights only (as MatMulNBits, or dequantized)."""
 
@@ -70,17 +70,17 @@ class ExactNodeRecord(Record, frozen=True):
     name: Text
     op: Text
     error: Number | None = None
-    """Error of the model with only this node in lower precision; None if it was not measured."""
+    """Error of the model with only this node in reduced precision; None if it was not measured."""
     why: Text = ""
 
 
-class LoweredPlanRecord(Record, frozen=True):
-    """A plan that a search for lower precision tried, with its error and time."""
+class AttemptRecord(Record, frozen=True):
+    """A plan that a search for reduced precision tried, with its error and time."""
 
     plan: Text
     """The engines of the plan in execution order."""
     precision: Text
-    outcome: LoweredOutcome
+    outcome: AttemptOutcome
     error: Number | None = None
     """Error in the measure of the budget; None if not measured."""
     high: Number | None = None
@@ -128,7 +128,7 @@ class PrecisionRecord(Record, frozen=True, kw_only=True):
     """Values with balanced channels in that form."""
     exact_nodes: tuple[ExactNodeRecord, ...] = ()
     regions: tuple[RegionPrecision, ...] = ()
-    plans: tuple[LoweredPlanRecord, ...] = ()
+    plans: tuple[AttemptRecord, ...] = ()
     notes: tuple[Text, ...] = ()
     table: CalibrationTable | None = None
 

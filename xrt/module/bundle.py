@@ -335,9 +335,9 @@ def save(
         forms = tuple(_save_region(region, executable, compiled) for region, executable in regions)
         program = store_program(plan, list_weights)
         programs.append(program._replace(fetch=tuple(fetch), function=function, plan=name, compiled=forms))
-    # After the listed engines, those of lower precision that plans use.
+    # After the listed engines, those of reduced precision that plans use.
     versions = {engine.spec: engine.version() for engine in engines.engines if engine.spec != engines.implicit}
-    for engine in (lower for build in builds.values() for lower in build.engines.lowered):
+    for engine in (engine for build in builds.values() for engine in build.engines.reduced_engines):
         versions.setdefault(engine.spec, engine.version())
     facts = {
         "writer": __version__,

@@ -191,7 +191,7 @@ class OutputChecks:
         Unless the user requested checks, wait at most `REFERENCE_TIMEOUT_SECONDS`. The reason for None is added to `unchecked`.
         """
         from xrt.operators import is_deterministic
-        from xrt.processes.background import OutOfTime, within
+        from xrt.processes.background import OutOfTime, run_within
 
         function = launch.function
         if launch.engine == REFERENCE or function.fingerprint in self.unchecked:
@@ -203,7 +203,7 @@ class OutputChecks:
         run = partial(self._reference, function.replace(aliases=()), inputs)
         try:
             # A check that the user did not request must not delay the call without limit.
-            return run() if self.check is not None else within(REFERENCE_TIMEOUT_SECONDS, run)
+            return run() if self.check is not None else run_within(REFERENCE_TIMEOUT_SECONDS, run)
         except (XRTError, OutOfTime) as error:
             self.is_too_slow |= isinstance(error, OutOfTime)
             self.unchecked[function.fingerprint] = f"the reference cannot run it: {error}"

@@ -51,11 +51,11 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
         raise DeviceError(f"no engine of the list runs on device {device!r}: {supported_devices}")
     if settings.cuda_graph and device == "cpu":
         raise OptionError("cuda_graph=True records the work of a device, and the module runs on cpu; pass device='cuda'")
-    # With "auto", `precision` allows a lower precision, but engines without it run in fp32. In a bundle, the specs of the saved
+    # With "auto", `precision` allows a reduced precision, but engines without it run in fp32. In a bundle, the specs of the saved
     # engines already have the precision.
     allows_fp32 = has_auto
     if settings.execution.precision != "fp32":
-        from xrt.module.bundle import BundleTier  # only needed for lower precisions
+        from xrt.module.bundle import BundleTier  # only needed for reduced precisions
 
         allows_fp32 |= isinstance(cache.disk, BundleTier)
     if note := _check_execution(engines, context, allows_fp32=allows_fp32):
@@ -136,7 +136,7 @@ def choose_default_engine(
 def _check_execution(engines: Sequence[GraphCompiler], context: CompileContext, *, allows_fp32: bool) -> str:
     """Raise OptionError if an engine does not support an execution option.
 
-    With ``allows_fp32``, an engine may compute in fp32 instead of the lower precision. If all engines do, a remark for the user
+    With ``allows_fp32``, an engine may compute in fp32 instead of the reduced precision. If all engines do, a remark for the user
     is returned, otherwise an empty string.
     """
     reasons = {engine.spec: engine.unsupported_options(context) for engine in engines}
@@ -144,7 +144,7 @@ def _check_execution(engines: Sequence[GraphCompiler], context: CompileContext, 
     if allows_fp32:
         full, precision = context.in_full_precision(), context.options.precision
         if not has_lower_precision and precision != "fp32":
-            from xrt.verify.comparison import find_precision  # only needed for lower precisions
+            from xrt.verify.comparison import find_precision  # only needed for reduced precisions
 
             # The spec of an engine may set the precision.
             has_lower_precision = any(find_precision(engine, full) == precision for engine in engines)

@@ -152,9 +152,9 @@ def lock_module(
     if tuned is None or tuned.how == "priority":
         why = "; ".join(tuned.notes) if tuned else "the module does not place by measurement; pass engine='auto'"
         raise LockError(f"there is nothing to lock: {why or 'the budget was too small for one measurement'}")
-    setup = _make_setup(module, build.function, values, seconds, tuned.lowered)
-    # The search has measured the error of a plan of lower precision, so its results are not compared here.
-    setup = replace(setup, lowered=build.plan if tuned.precision is not None and tuned.precision.precision != "fp32" else None)
+    setup = _make_setup(module, build.function, values, seconds, tuned.reduced_engines)
+    # The search has measured the error of a plan of reduced precision, so its results are not compared here.
+    setup = replace(setup, reduced_plan=None if tuned.precision is None or tuned.precision.precision == "fp32" else build.plan)
     baseline = make_baseline(setup, build.plan, tuned.race)
     source = {"name": build.function.name[:MAX_NAME_CHARACTERS], **source}
     if module.programs.placer.model is not None and build.sizes:
@@ -173,7 +173,7 @@ def check_module(
     """Check the plan of a lockfile for a regression. Also return what differs between this machine and the lockfile's machine.
 
     A regression means that the time of the plan, relative to the baseline plan, grew by more than the fraction ``limit``.
-    ``seconds`` limits the timing. ``validate`` has examples, on which the error of a plan of lower precision is measured again.
+    ``seconds`` limits the timing. ``validate`` has examples, on which the error of a plan of reduced precision is measured again.
     Raises LockError if the model differs, a plan cannot run here, or its error exceeds the budget.
     """
     setup = _make_setup(module, module.specialize(values).function, values, seconds)
@@ -185,18 +185,18 @@ def check_module(
     plan = plan_from_ranges(lock.plan, replace(request, function=make_planned_function(request.function, lock.precision)))
     other = plan_from_ranges(lock.baseline.ranges, request) if lock.baseline else None
     if lock.precision is not None and lock.precision.precision != "fp32":
-        setup = replace(setup, lowered=plan)
+        setup = replace(setup, reduced_plan=plan)
         check_error(setup, plan, lock.precision, validate, module.inputs)
     return check_regression(setup, plan, other, lock.baseline, limit), reasons
 
 
 def _make_setup(
-    module: XRTModule, function: Function, values: Sequence[Any], seconds: float, lowered: Sequence[GraphCompiler] = ()
+    module: XRTModule, function: Function, values: Sequence[Any], seconds: float, reduced_engines: Sequence[GraphCompiler] = ()
 ) -> RegressionSetup:
-    """Prepare a comparison of plans of ``function``. ``lowered`` has further engines, of lower precision."""
+    """Prepare a comparison of plans of ``function``. ``reduced_engines`` has further engines, of reduced precision."""
     settings, engines = module.programs.settings, module.programs.engines
     request = engines.make_request(function, clustering=settings.clustering, cuda_graph=settings.cuda_graph)
     specs = {engine.spec for engine in request.engines}
-    request = replace(request, engines=(*(engine for engine in lowered if engine.spec not in specs), *request.engines))
+    request = replace(request, engines=(*(engine for engine in reduced_engines if engine.spec not in specs), *request.engines))
     reference = partial(evaluate, threads=engines.context.threads)
     return RegressionSetup(request, module.programs.cache, [to_host(value) for value in values], reference, seconds)

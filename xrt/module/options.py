@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from xrt.engines import ExecutionOptions
-from xrt.engines.contract.options import LOWER_PRECISIONS, Precision, check_options, option
+from xrt.engines.contract.options import REDUCED_PRECISIONS, Precision, check_options, option
 from xrt.errors import OptionError, did_you_mean
 from xrt.graph import FrozenDict
 from xrt.graph.types import LARGEST_EXTENT
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionChoice:
-    """The lower precisions that a module may use, and the nodes that stay in float32."""
+    """The reduced precisions that a module may use, and the nodes that stay in float32."""
 
     names: tuple[Precision, ...] = ()
-    """The lower precisions; empty if the caller named none."""
+    """The reduced precisions; empty if the caller named none."""
     exact_nodes: tuple[NodePattern, ...] = ()
     table: CalibrationTable | None = None
     """Ranges of values for int8; None if they are measured on examples."""
 
     @property
     def is_quantized(self) -> bool:
-        """Whether int8 is the only lower precision."""
+        """Whether int8 is the only reduced precision."""
         return self.names == ("int8",)
 
 
@@ -115,7 +115,7 @@ class ModuleOptions:
     """The part of ``precision`` and ``calibrate`` that concerns the module."""
 
     max_error: ErrorBudget | None = option(None, accepts="float | ErrorBudget | None")
-    """Allow lower precision up to this error of the outputs. A fraction of the output's norm (0.01) or an `xrt.ErrorBudget`,
+    """Allow reduced precision up to this error of the outputs. A fraction of the output's norm (0.01) or an `xrt.ErrorBudget`,
     relative to float32, with ``engine="auto"``; None: float32 only."""
     calibrate: Any = option(None, accepts="Iterable[Any] | CalibrationTable | str | os.PathLike[str] | None")
     """Examples to measure ranges for int8: batches, each the inputs of a call. Or the ranges, as an `xrt.CalibrationTable` or its
@@ -278,8 +278,8 @@ def _parse_precision(value: Any) -> PrecisionChoice:
             names.append(name)
         elif name != "fp32":
             raise OptionError(
-                f"the constraint {text!r} is not supported: a constraint keeps nodes in fp32, as 'Softmax=fp32'; pass the lower "
-                f"precision without nodes: precision=[{name!r}, 'Softmax=fp32']"
+                f"the constraint {text!r} is not supported: a constraint keeps nodes in fp32, as 'Softmax=fp32'; pass the "
+                f"reduced precision without nodes: precision=[{name!r}, 'Softmax=fp32']"
             )
         else:
             patterns.append(NodePattern.parse(before))
@@ -298,9 +298,9 @@ def _read_precision_options(options: Mapping[str, Any]) -> tuple[dict[str, Any],
         del remaining["calibrate"]
         choice = replace(choice, table=table)
     if remaining.get("max_error") is not None:
-        return remaining, replace(choice, names=choice.names or LOWER_PRECISIONS)
+        return remaining, replace(choice, names=choice.names or REDUCED_PRECISIONS)
     _check_without_budget(choice, remaining)
-    # A single lower precision for all nodes is an option of the compile.
+    # A single reduced precision for all nodes is an option of the compile.
     if not choice.is_quantized and choice.names:
         remaining["precision"] = choice.names[0]
     return remaining, choice
@@ -324,7 +324,7 @@ def _check_without_budget(choice: PrecisionChoice, options: Mapping[str, Any]) -
     if has_data and not choice.is_quantized:
         raise OptionError("calibrate= is for int8; pass precision='int8' too, or max_error= with engine='auto'")
     if choice.exact_nodes and not choice.names:
-        raise OptionError("a constraint on precision needs a lower precision for the other nodes; add 'int8'")
+        raise OptionError("a constraint on precision needs a reduced precision for the other nodes; add 'int8'")
     if choice.exact_nodes and not choice.is_quantized:
         raise OptionError(
             "a constraint on precision is for int8 or an error budget; for bf16 or fp16 list an engine in both precisions, and "

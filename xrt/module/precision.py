@@ -1,4 +1,4 @@
-"""Lower precision in a module: search within an error budget, quantization to int8, and calibration."""
+"""Reduced precision in a module: search within an error budget, quantization to int8, and calibration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from xrt.placement.engine_list import EngineList
 from xrt.precision.budget import ErrorBudget, PrecisionOptions, read_examples
 from xrt.precision.byte_sums import needs_reduced_range
 from xrt.precision.collectors import Observer, group_by_bytes
-from xrt.precision.lowering import LoweringWithinBudget
+from xrt.precision.placement import ReducedPrecisionSearch
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from xrt.module.options import ModuleOptions
 
 
-def make_lowering(budget: ErrorBudget, settings: ModuleOptions, source: ModelSource) -> LoweringWithinBudget | None:
+def make_precision_reducer(budget: ErrorBudget, settings: ModuleOptions, source: ModelSource) -> ReducedPrecisionSearch | None:
     """Create the search for plans within the module's error budget; None if the plan comes from a lock.
 
     Raises CalibrationError or InputError for unsuitable examples, OptionError without examples.
@@ -51,7 +51,7 @@ def make_lowering(budget: ErrorBudget, settings: ModuleOptions, source: ModelSou
     if calibrate.items and calibrate.digest == validate.digest:
         raise CalibrationError("validate= has the same batches as calibrate=; pass others to measure the error")
     declared = None if source.is_traced else source.get_declared_function
-    return LoweringWithinBudget(
+    return ReducedPrecisionSearch(
         PrecisionOptions(budget, validate, calibrate, choice.names, choice.exact_nodes, choice.table, declared, tuple(inputs))
     )
 

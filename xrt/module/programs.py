@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from xrt.placement import TuningResult
     from xrt.placement.auto import AutoPlacement, Placer
     from xrt.placement.engine_list import EngineList
-    from xrt.precision.lowering import LoweringWithinBudget
+    from xrt.precision.placement import ReducedPrecisionSearch
 
 _log = logging.getLogger(__name__)
 
@@ -134,8 +134,8 @@ class Specialization:
         self.usage: tuple[Program, dict[int, tuple[int, int]]] | None = None
         """Set by the `Dispatcher`: the program, and (bytes, threads) held between calls by the ``id`` of each executable."""
         self.tuned = tuned
-        if tuned is not None and tuned.lowered:
-            self.engines = replace(context.engines, lowered=tuned.lowered)
+        if tuned is not None and tuned.reduced_engines:
+            self.engines = replace(context.engines, reduced_engines=tuned.reduced_engines)
         self._saved, self._original, self._settings, self._cache = saved, original, context.settings, context.cache
         clustering = context.settings.clustering
         # A pin that matches no node of the original model is not dropped: the partitioner raises an error for it.
@@ -366,12 +366,12 @@ class Programs:
         self.engines, self.stored, self.source = open_model(model, engine, device, settings, cache)
         self.settings, self.cache = settings, cache
         self.sizes = SizePolicy(settings, self.source, self.engines, self.stored)
-        self.lowering: LoweringWithinBudget | None = None
+        self.reducer: ReducedPrecisionSearch | None = None
         """The search for plans within the module's error budget; None without a budget."""
         if settings.max_error is not None:
-            from xrt.module.precision import make_lowering  # slow to import, and rarely needed
+            from xrt.module.precision import make_precision_reducer  # slow to import, and rarely needed
 
-            self.lowering = make_lowering(settings.max_error, settings, self.sizes.served_source)
+            self.reducer = make_precision_reducer(settings.max_error, settings, self.sizes.served_source)
         self.dispatcher = Dispatcher(cache.max_bytes)
         self.planning_lock = renew_after_fork(RLock())
         """Held during planning. Calls whose program exists do not wait for it."""
@@ -523,7 +523,7 @@ class Programs:
             self.cache,
             cache(self._list_all_engines),
             load,
-            self.lowering,
+            self.reducer,
             clustering=settings.clustering,
             budget=settings.budget,
             memory_limit=settings.isolate.memory_limit,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from xrt.module.module import XRTModule
     from xrt.module.programs import Specialization
     from xrt.placement import ProgressCallback, TuningResult
-    from xrt.precision.lowering import LoweringWithinBudget
+    from xrt.precision.placement import ReducedPrecisionSearch
 
 Objective: TypeAlias = Literal["latency", "throughput"]
 THROUGHPUT_KEYWORDS = ("p99", "batches", "instances", "batch_dim", "seed")
@@ -92,16 +92,16 @@ def find_serving_record(module: XRTModule) -> ServingConfiguration | None:
     elif module.serving_record is None:
         location = None
         with suppress(XRTError):  # if the model cannot be read, a call reports it
-            location = _find_record_location(module, module.programs.lowering)
+            location = _find_record_location(module, module.programs.reducer)
         document = location[0].read_decision(location[1]) if location else None
         module.serving_record = None if document is None else document.serving
     return module.serving_record
 
 
-def _find_record_location(module: XRTModule, lower: LoweringWithinBudget | None) -> tuple[CostStore, Signature] | None:
+def _find_record_location(module: XRTModule, reducer: ReducedPrecisionSearch | None) -> tuple[CostStore, Signature] | None:
     """Return the store and the key of a module's serving configuration; None if it cannot be stored.
 
-    The key includes the error budget of ``lower``. If the code of the budget's metric is unknown, nothing can be stored.
+    The key includes the error budget of ``reducer``. If the code of the budget's metric is unknown, nothing can be stored.
     """
     from xrt.cache import DiskTier
     from xrt.cache.cost_store import CostStore
@@ -112,16 +112,16 @@ def _find_record_location(module: XRTModule, lower: LoweringWithinBudget | None)
         return None
     store = CostStore.for_cache(programs.cache)
     request = programs.engines.make_request(programs.source.get_declared_function(), clustering=programs.settings.clustering)
-    budget = () if lower is None else lower.ingredients
+    budget = () if reducer is None else reducer.ingredients
     key = None if budget is None else make_decision_key(request, (*budget, ("objective", "throughput")))
     return None if store is None or key is None else (store, key)
 
 
-def store_serving(module: XRTModule, record: ServingConfiguration, lower: LoweringWithinBudget | None = None) -> None:
+def store_serving(module: XRTModule, record: ServingConfiguration, reducer: ReducedPrecisionSearch | None = None) -> None:
     """Store a configuration for modules with the same engines, thread budget and error budget."""
     from xrt.formats.placement_file import PlacementFile
 
-    if location := _find_record_location(module, lower):
+    if location := _find_record_location(module, reducer):
         location[0].store_decision(location[1], PlacementFile(serving=record))
 
 
@@ -159,7 +159,7 @@ def tune_throughput(
     from xrt.placement.autotune import check_budget
     from xrt.placement.throughput import BATCH_SIZES, ThroughputRequest, ThroughputSweep, list_splits, parse_batches, parse_bound
 
-    lower = module.programs.lowering  # the instances have no error budget: the bench searches their plans of lower precision
+    reducer = module.programs.reducer  # the instances have no error budget: the bench searches their plans of reduced precision
     seconds = THROUGHPUT_BUDGET_SECONDS if budget is None else budget
     check_budget(seconds)
     bound = parse_bound(p99)
@@ -167,11 +167,11 @@ def tune_throughput(
     splits = list_splits(module.threads, instances)
     pool, sizes = RequestPool(module, values, batch_dim, seed), parse_batches(BATCH_SIZES if batches is None else batches)
     if not (reason := pool.reason) and sizes[-1] > 1:
-        with nullcontext(module) if lower is None else _make_exact_module(module) as exact:
+        with nullcontext(module) if reducer is None else _make_exact_module(module) as exact:
             reason = pool.check_independent(exact, min(MAX_REQUESTS_CHECKED, sizes[-1]))
     sizes, notes = ((1,), (f"requests are not batched: {reason}",)) if reason else (sizes, ())
     with (
-        closing(ModuleBench(module, pool, splits, sizes, SEARCH_FRACTION * seconds, lower)) as bench,
+        closing(ModuleBench(module, pool, splits, sizes, SEARCH_FRACTION * seconds, reducer)) as bench,
         show_progress(f"tuning for throughput (budget {seconds:g} s)", enabled=progress is True) as show,
     ):
         began = time.perf_counter()
@@ -188,7 +188,7 @@ def tune_throughput(
         module.serving_record = record
         bench.transfer_plans(record.threads)
         for target in dict.fromkeys((module, bench.find_module(record.threads))):
-            store_serving(target, record, lower)
+            store_serving(target, record, reducer)
         if use is not None:
             instance = bench.find_module(configuration.threads)
             use(instance, instance.check_inputs(pool.join(0, configuration.batch), {}))
@@ -224,7 +224,7 @@ POOL_SIZE = 32
 MAX_REQUESTS_CHECKED = 4
 """Maximum size of the batch whose results are compared with those of single requests."""
 PRECISION_KEYWORDS = ("max_error", "calibrate", "validate", "precision")
-"""Module options that allow lower precision."""
+"""Module options that allow reduced precision."""
 MIN_SEARCH_SECONDS = 6.0
 """Minimum time of a search for a plan. With a small budget, plans are searched for fewer batch sizes."""
 
@@ -290,10 +290,10 @@ class ModuleBench:
         splits: Sequence[Split],
         sizes: Sequence[int],
         budget: float,
-        lower: LoweringWithinBudget | None = None,
+        reducer: ReducedPrecisionSearch | None = None,
     ) -> None:
-        """``budget`` is the time of all searches for plans, in seconds; ``lower`` searches for plans within an error budget."""
-        self.dim, self._pool, self._module, self._lower, self._largest = pool.dim, pool, module, lower, sizes[-1]
+        """``budget`` is the time of all searches for plans, in seconds; ``reducer`` searches for plans within an error budget."""
+        self.dim, self._pool, self._module, self._reducer, self._largest = pool.dim, pool, module, reducer, sizes[-1]
         searches = dict.fromkeys((split.threads, size) for size in (sizes[-1], sizes[0]) for split in splits)
         self._searches = list(searches)[: max(1, int(budget / MIN_SEARCH_SECONDS))]
         """(threads, batch size) of each search for a plan, the largest size first."""
@@ -320,8 +320,8 @@ class ModuleBench:
         from xrt.module.module import XRTModule  # which imports this module
 
         modules, construction = self._modules[threads], self._module.construction
-        # The search for plans of lower precision already has these options.
-        left_out = () if self._lower is None else PRECISION_KEYWORDS
+        # The search for plans of reduced precision already has these options.
+        left_out = () if self._reducer is None else PRECISION_KEYWORDS
         options = {name: value for name, value in construction.options.items() if name not in left_out}
         options |= {"threads": threads, "lock": None, "progress": False}
         while len(modules) <= index:
@@ -362,7 +362,7 @@ class ModuleBench:
         """Find the placement for a batch size: by a search for the largest and smallest, else that of the largest size."""
         placer, threads = module.programs.placer, module.threads
         if (threads, size) in self._searches:
-            place = partial(placer.tune, values=values, budget=self._seconds, progress=False, lower=self._lower)
+            place = partial(placer.tune, values=values, budget=self._seconds, progress=False, reducer=self._reducer)
         else:
             searched_threads = threads if (threads, self._largest) in self._searches else self._searches[0][0]
             base = self._specialize(self.find_module(searched_threads), self._largest).tuned

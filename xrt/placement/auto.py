@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 Placer: TypeAlias = Callable[[Function], TuningResult]
 
 
-class Lower(Protocol):
-    """Searches for a plan of lower precision within an error budget."""
+class PrecisionReducer(Protocol):
+    """Searches for a plan of reduced precision within an error budget."""
 
     @property
     def ingredients(self) -> Ingredients | None:
         """The entries that the error budget adds to the key of a stored decision; None if the decision cannot be stored."""
 
-    def lower(
+    def reduce_precision(
         self, request: PlacementRequest, exact: TuningResult, cache: CompileCache, seconds: float, progress: ProgressCallback
     ) -> TuningResult:
         """Find the fastest plan within the error budget, for at most ``seconds``. Returns ``exact`` if no plan is faster."""
@@ -88,8 +88,8 @@ class AutoPlacement:
     """Creates the list of all engines, for a search despite a lock."""
     load_locked: Callable[[Function, EngineList, Sizes, SymbolicModel | None], SizedPlacement | None] | None
     """Loads a Function's placement from the lock; returns None if the lock does not apply. None if the module has no lock."""
-    lower: Lower | None
-    """Searches for plans of lower precision; None without an error budget."""
+    reducer: PrecisionReducer | None
+    """Searches for plans of reduced precision; None without an error budget."""
     clustering: ClusteringOptions
     budget: float
     memory_limit: int | None
@@ -156,7 +156,7 @@ class AutoPlacement:
             return placed.tuned
         note = f"placed as it was measured for {format_sizes(placed.sizes)}"
         fastest = self.adapt(placed.tuned, function, note)
-        if _find_symbolic_input(function) is None or placed.tuned.lowered or self._is_dynamic(fastest):
+        if _find_symbolic_input(function) is None or placed.tuned.reduced_engines or self._is_dynamic(fastest):
             return fastest
         for plan in _list_sound_plans(placed.tuned):
             adapted = self.adapt(replace(placed.tuned, plan=plan), function, note)
@@ -183,13 +183,13 @@ class AutoPlacement:
             # The decision is stored under the sizes at which it was measured.
             function = self.model.specialize(self.placed.sizes)
         if (store := CostStore.for_cache(self.cache)) is not None:
-            mark_checked(self._make_request(function)[0], store, () if self.lower is None else self.lower.ingredients)
+            mark_checked(self._make_request(function)[0], store, () if self.reducer is None else self.reducer.ingredients)
 
     def _load_stored(self, model: SymbolicModel, function: Function, sizes: Sizes) -> SizedPlacement | None:
         """Load the stored decision for these sizes, else for the sizes of the latest search; None if neither is stored."""
         if (store := CostStore.for_cache(self.cache)) is None:
             return None
-        ingredients = () if self.lower is None else self.lower.ingredients
+        ingredients = () if self.reducer is None else self.reducer.ingredients
         decision = load_decision(self._make_request(function)[0], store, ingredients)
         if decision is not None:
             return SizedPlacement(sizes, decision)
@@ -210,20 +210,20 @@ class AutoPlacement:
         progress: ProgressCallback | bool | None = None,
         retune: bool = False,
         began: float | None = None,
-        lower: Lower | None = None,
+        reducer: PrecisionReducer | None = None,
     ) -> TuningResult:
         """Load the decision of an earlier search, or search for at most ``budget`` seconds; ``retune`` forces a search.
 
         ``values`` are inputs to measure with; None uses random ones. The budget starts at ``began`` on the clock, by default now.
-        With an error budget, half of the time is for the exact plan and the rest for plans of lower precision. ``lower`` replaces
-        the module's search for lower precision. ``progress`` is called with the state of the search; True displays the state,
+        With an error budget, half of the time is for the exact plan and half for plans of reduced precision. ``reducer`` replaces
+        the module's search for reduced precision. ``progress`` is called with the state of the search; True displays the state,
         False does not, and None follows the module's option.
         """
         budget = self.budget if budget is None else budget
-        lower, store = lower or self.lower, CostStore.for_cache(self.cache)
+        reducer, store = reducer or self.reducer, CostStore.for_cache(self.cache)
         request, left_out = self._make_request(function, budget)
-        if lower is not None and store is not None and not retune:
-            if (decision := load_decision(request, store, lower.ingredients)) is not None:
+        if reducer is not None and store is not None and not retune:
+            if (decision := load_decision(request, store, reducer.ingredients)) is not None:
                 return decision
         if (name := _find_symbolic_input(function)) is not None and values is None:
             return plan_by_priority(
@@ -231,8 +231,8 @@ class AutoPlacement:
             )
         start = self.clock()
         spent = 0.0 if began is None else start - began
-        # The exact plan is searched first, since plans of lower precision are compared with it.
-        exact = replace(request, retune=retune, spent=spent, budget=budget if lower is None else budget / 2)
+        # The exact plan is searched first, since plans of reduced precision are compared with it.
+        exact = replace(request, retune=retune, spent=spent, budget=budget if reducer is None else budget / 2)
         with self._open_progress(progress, function, exact.budget) as report:
             result = tune(
                 exact,
@@ -245,13 +245,13 @@ class AutoPlacement:
             )
         result = replace(result, notes=(*result.notes, *left_out)) if left_out else result
         # After Ctrl-C no second search begins.
-        if lower is None or result.how == "interrupted":
+        if reducer is None or result.how == "interrupted":
             return result
         seconds = max(budget - spent - (self.clock() - start), budget / 2)
         with self._open_progress(progress, function, seconds) as report:
-            result = replace(lower.lower(request, result, self.cache, seconds, report), is_explicit=retune)
+            result = replace(reducer.reduce_precision(request, result, self.cache, seconds, report), is_explicit=retune)
         if store is not None:
-            store_decision(result, request, store, lower.ingredients)
+            store_decision(result, request, store, reducer.ingredients)
         return result
 
     @contextmanager
@@ -272,7 +272,7 @@ class AutoPlacement:
         Nodes that ``base`` does not have run on its engine with the most nodes. ``note`` says why the placement is reused. The
         candidates of ``base`` are dropped, since they were not measured on this Function.
         """
-        request = make_planned_request(self._make_request(function)[0], base.precision, base.lowered)
+        request = make_planned_request(self._make_request(function)[0], base.precision, base.reduced_engines)
         function = request.function
         assignment = map_nodes_to_engines(base.plan)
         groups: Mapping[str, int] | None = map_nodes_to_regions(base.plan)
@@ -284,7 +284,7 @@ class AutoPlacement:
         implicit, device_map = request.implicit, request.device_map
         engines = tuple({engine.spec: engine for engine in request.engines}.values())  # the first engine of each spec
         if note != FETCHED_NOTE:  # other sizes: reuse the support recorded by the search, so that no library is imported
-            queried = base.queried if base.queried and not base.lowered else engines
+            queried = base.queried if base.queried and not base.reduced_engines else engines
             engines = tuple(engine for engine in queried if engine.spec in assignment.values()) or engines
             implicit = implicit if implicit in assignment.values() else None
         try:

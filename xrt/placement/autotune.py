@@ -64,7 +64,7 @@ from xrt.placement.result import (
     update_reasons,
 )
 from xrt.placement.search import MIN_GAIN, UNCERTAINTY, ProfilingRequest
-from xrt.processes.background import OutOfTime, within_or_stopped
+from xrt.processes.background import OutOfTime, run_stoppable
 from xrt.runtime import on_device, to_host
 from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
 
@@ -258,7 +258,7 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
     def run_planner(planner: Callable[..., T], **options: Any) -> T:
         """Run a function of the planner until the time for mixtures is over; raises OutOfTime then."""
         work = partial(planner, search.function, engines, search.table, device=device, to_beat=to_beat, **options)
-        return within_or_stopped(end - search.clock(), lambda is_stopped: work(is_stopped=is_stopped))
+        return run_stoppable(end - search.clock(), lambda is_stopped: work(is_stopped=is_stopped))
 
     try:
         # Parts that could not be measured, such as a whole model too large for a device, are skipped, and others are chosen.
@@ -551,7 +551,7 @@ class Search:
         try:
             # Queries of other engines would slow down the first call, and hold the interpreter during the compile.
             with self.queries.pause_queries():
-                entrant = within_or_stopped(seconds, work, late=lambda late: late.close() if isinstance(late, Entrant) else None)
+                entrant = run_stoppable(seconds, work, on_late=lambda late: late.close() if isinstance(late, Entrant) else None)
         except OutOfTime:
             self.exclude_failed(plan, f"it was not ready to be called within {seconds:.3g} s")
             self.late_plans.add(key)

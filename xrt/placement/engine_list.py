@@ -46,8 +46,8 @@ class EngineList:
     """A message for each engine that ``"auto"`` would include but that cannot be used, with the reason."""
     devices: Mapping[str, str] = FrozenDict()
     """Devices by spec, for engines on another device than the module's."""
-    lowered: tuple[GraphCompiler, ...] = ()
-    """Engines of lower precision, used only by plans within an error budget."""
+    reduced_engines: tuple[GraphCompiler, ...] = ()
+    """Engines of reduced precision, used only by plans within an error budget."""
     streams: Streams = field(default_factory=Streams, compare=False)
 
     @property
@@ -62,7 +62,7 @@ class EngineList:
 
     @property
     def by_spec(self) -> dict[str, GraphCompiler]:
-        return {engine.spec: engine for engine in (*self.engines, *self.lowered)}
+        return {engine.spec: engine for engine in (*self.engines, *self.reduced_engines)}
 
     def make_request(self, function: Function, **fields: Any) -> PlacementRequest:
         """Make the request to place a Function on these engines; ``fields`` add or override fields of PlacementRequest."""
@@ -185,15 +185,15 @@ def _probe_engines(statuses: Mapping[str, EngineStatus], store: CostStore | None
 
 
 def _add_precisions(engines: Sequence[GraphCompiler], context: CompileContext) -> list[GraphCompiler]:
-    """Replace each engine by its variants in the allowed lower precision and in float32, without those it does not support."""
+    """Replace each engine by its variants in the allowed reduced precision and in float32, without those it does not support."""
     precision = context.options.precision
     if precision not in ("bf16", "fp16"):
         return list(engines)
     by_spec: dict[str, GraphCompiler] = {}
     for engine in engines:
-        # Lower precision is not always faster, so that float32 races with it.
+        # Reduced precision is not always faster, so that float32 races with it.
         variants: Sequence[GraphCompiler | None] = (engine.lower_precision(precision), engine)
-        if engine.unsupported_options(context) is None:  # it computes in the lower precision as it is
+        if engine.unsupported_options(context) is None:  # it computes in the reduced precision as it is
             variants = (engine, engine.lower_precision("fp32"))
         by_spec.update((variant.spec, variant) for variant in variants if variant is not None)
     return list(by_spec.values())

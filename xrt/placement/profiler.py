@@ -24,10 +24,10 @@ from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost, WrongR
 from xrt.partition.support_matrix import classify_nodes, query_engine
 from xrt.placement.result import NOT_MEASURED
 from xrt.placement.search import UNCERTAINTY
-from xrt.processes.background import OutOfTime, begin, within, within_or_stopped
+from xrt.processes.background import OutOfTime, run_stoppable, run_within, start_in_background
 from xrt.runtime import Program, adapt_to_host, compile_plan, make_timed_call, to_host
 from xrt.runtime.inputs import copy_values
-from xrt.verify.comparison import OutputJudge, Verdict, compare_at_precision, is_lowered
+from xrt.verify.comparison import OutputJudge, Verdict, compare_at_precision, is_reduced_precision
 from xrt.verify.execution import Stopped, expose_inner_values, run_pieces, split_regions
 from xrt.worker.isolated_engine import IsolatedEngine, RemoteExecutable, WorkerLimits
 
@@ -50,11 +50,11 @@ def check_against_reference(
 ) -> tuple[str, str]:
     """Compare the results of a Function with the expected ones; return a message and a remark.
 
-    The message describes the difference; it is empty if the results are right. If the options allow a lower precision, the
+    The message describes the difference; it is empty if the results are right. If the options allow a reduced precision, the
     tolerance of that precision applies, and the remark states the measured error; otherwise the remark is empty. Raises Stopped
     if ``is_stopped()`` becomes true before the comparison has ended.
     """
-    if is_lowered(options.precision) or len(results) != len(expected):
+    if is_reduced_precision(options.precision) or len(results) != len(expected):
         return compare_at_precision(function, results, expected, options.precision)
     judgment = OutputJudge(function.replace(aliases=()), inputs, reference, is_stopped).judge(results, expected)
     return judgment.message if judgment.verdict is Verdict.DISAGREES else "", ""
@@ -171,15 +171,15 @@ class WorkerRunner(IsolatedEngine):
         """Compile, run and time a Function in the worker, which is restarted if it has ended. Raises EngineError on failure."""
         end = perf_counter() + limits.total
         # After a hang or a crash there is no worker. Another part of the model may still work, so start a new one.
-        if not self._home.has_worker:
+        if not self._worker.has_worker:
             self.limit_requests(limits.compiling)
             try:
-                within(min(limits.compiling, threading.TIMEOUT_MAX), self.start)
+                run_within(min(limits.compiling, threading.TIMEOUT_MAX), self.start)
             except OutOfTime as error:
                 raise NotStarted(f"engine {self.spec!r} was not started again within {limits.compiling:.3g} s") from error
         began = perf_counter()
         self.limit_requests(max(min(limits.compiling, end - began), MIN_STEP_SECONDS))
-        remote = RemoteExecutable(self._home, function, context)
+        remote = RemoteExecutable(self._worker, function, context)
         compile_seconds = perf_counter() - began
         self.limit_requests(max(min(limits.running, end - perf_counter()), MIN_STEP_SECONDS))
         try:
@@ -194,7 +194,7 @@ class WorkerRunner(IsolatedEngine):
         return results, samples
 
     def limit_requests(self, seconds: float) -> None:
-        self._home.seconds = seconds if math.isfinite(seconds) else None
+        self._worker.seconds = seconds if math.isfinite(seconds) else None
 
     def compile_in_worker(self, function: Function, context: CompileContext) -> RemoteExecutable:
         remote = self._executables.pop(function.fingerprint, None)
@@ -214,7 +214,7 @@ class LocalRunner:
         """Compile, run and time a Function in a thread. Raises RunFailed if that takes longer than both limits together."""
         seconds = min(limits.compiling + limits.running, threading.TIMEOUT_MAX)
         try:
-            return within(seconds, partial(self._compile_and_time, function, context, inputs, limits))
+            return run_within(seconds, partial(self._compile_and_time, function, context, inputs, limits))
         except OutOfTime as error:
             message = f"engine {self.compiler.spec!r} gave no answer within {seconds:.3g} s"
             raise RunFailed(message) from TimeoutError(str(error))
@@ -301,10 +301,10 @@ class EngineQueries:
                 if self._is_over:
                     return
                 entry.has_begun = True
-                begin(partial(self._make_ready, entry), f"xrt-query-{entry.engine.name}")
+                start_in_background(partial(self._make_ready, entry), f"xrt-query-{entry.engine.name}")
                 self.wait(lambda entry=entry: self._is_over or not self._has_unknown_support(entry), STARTUP_SECONDS)  # type: ignore[misc]
 
-        begin(start_all, "xrt-query")
+        start_in_background(start_all, "xrt-query")
 
     def wait(self, is_enough: Callable[[], bool], seconds: float) -> bool:
         """Wait at most ``seconds`` until ``is_enough()``, called after each change of an engine; return its last result."""
@@ -329,7 +329,7 @@ class EngineQueries:
         try:
             entry.runner = self._open_runner(entry.engine)
             # The worker imports the library while this process does, so that the two imports overlap.
-            starting = begin(entry.runner.start, f"xrt-start-{entry.engine.name}")
+            starting = start_in_background(entry.runner.start, f"xrt-start-{entry.engine.name}")
             self._query(entry)
             self._notify()  # a plan can be made once the supported nodes are known
             starting.result()
@@ -398,7 +398,7 @@ class EngineQueries:
         self._notify()
         # All in parallel: in sequence, the workers of a busy machine would take more than the reserve of the budget.
         runners = [entry.runner for entry in self._queried.values() if entry.is_ready and entry.runner is not None]
-        wait([begin(runner.close, "xrt-end") for runner in runners], max(0.0, min(seconds, STARTUP_SECONDS)))
+        wait([start_in_background(runner.close, "xrt-end") for runner in runners], max(0.0, min(seconds, STARTUP_SECONDS)))
 
 
 _log = logging.getLogger(__name__)
@@ -517,7 +517,7 @@ class RegionProfiler:
             options = self.request.context.options
             try:
                 check = partial(check_against_reference, function, inputs, results, expected, reference, options)
-                error_text, _ = within_or_stopped(limit, check)
+                error_text, _ = run_stoppable(limit, check)
             except OutOfTime as error:
                 if limit < remaining:
                     raise _NotMeasured(f"comparing its results with the reference took longer than {limit:.3g} s") from error
@@ -570,14 +570,14 @@ def compute_expected_values(
     """
     try:
         capture = partial(capture_activations, function, inputs, reference)
-        values = within_or_stopped(seconds / 2, lambda is_stopped: capture(is_stopped=is_stopped))
+        values = run_stoppable(seconds / 2, lambda is_stopped: capture(is_stopped=is_stopped))
         return ExpectedValues(values, reference)
     except Exception as error:  # noqa: BLE001  # whatever a kernel raises
         # The user is told, because agreement of engines with each other proves less than agreement with the reference.
         remark = f"not checked against the reference: {describe_error(error)}; results were compared with"
     capture = partial(capture_activations, function, inputs, substitute, nodes_per_run=len(function.nodes))
     for max_bytes in (MAX_CAPTURED_BYTES, 0):  # the values of all nodes, else only of the outputs
-        with suppress(Exception):
-            values = within(seconds / 4, partial(capture, max_bytes=max_bytes))
+        with suppress(OutOfTime, XRTError):
+            values = run_within(seconds / 4, partial(capture, max_bytes=max_bytes))
             return ExpectedValues(values, substitute, f"{remark} those of {name}")
     return ExpectedValues({}, None, f"{remark} nothing")

@@ -73,7 +73,7 @@ class Entrant:
     """Whether the plan may be the baseline, because it does not mix engines. The baseline is the fastest simple plan."""
     program: Program | None = None
     note: str = ""
-    """A remark on the plan's results, such as the error in lower precision."""
+    """A remark on the plan's results, such as the error in reduced precision."""
     first_call: float = 0.0
     """Seconds of the first call, before any round."""
     expected: float = 0.0
@@ -420,8 +420,8 @@ class RegressionSetup:
     seconds: float
     """Time limit of a comparison, without compiles. At least `SEGMENTS` rounds are run."""
     clock: Clock = time.perf_counter
-    lowered: Plan | None = None
-    """The plan of lower precision, if there is one. Its results are not compared with the reference: `check_error` does that."""
+    reduced_plan: Plan | None = None
+    """The plan of reduced precision, if there is one. `check_error` compares its results with the reference."""
 
     @contextmanager
     def prepare_entrants(self, *plans: Plan) -> Iterator[list[Entrant]]:
@@ -430,7 +430,7 @@ class RegressionSetup:
         entrants: list[Entrant] = []
         try:
             for plan in plans:
-                outputs = None if plan is self.lowered else expected
+                outputs = None if plan is self.reduced_plan else expected
                 entrant = prepare_plan(plan, self.request, self.cache, self.inputs, outputs, self.reference)
                 if isinstance(entrant, CandidateResult):
                     failure = "computes wrongly" if entrant.verdict == "wrong" else "does not run"

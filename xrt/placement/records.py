@@ -331,7 +331,7 @@ def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFi
     other candidates place other quantized forms of the model.
     """
     race, engines = tuned.race, tuned.queried or request.engines
-    request = make_planned_request(request, tuned.precision, tuned.lowered)
+    request = make_planned_request(request, tuned.precision, tuned.reduced_engines)
     if tuned.precision is not None:
         engines, race = request.engines, replace(race, contenders=race.contenders[:1], baseline=None)
     used = [engine for engine in engines if engine.spec in tuned.plan.engines]
@@ -352,14 +352,14 @@ def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFi
 
 
 def make_planned_request(
-    request: PlacementRequest, precision: PrecisionRecord | None, lowered: Sequence[GraphCompiler]
+    request: PlacementRequest, precision: PrecisionRecord | None, reduced_engines: Sequence[GraphCompiler]
 ) -> PlacementRequest:
     """Make the request to place the form of the model that ``precision`` records; None stands for the model as it is.
 
-    ``lowered`` are the engine variants that compute in lower precision. They are added to the engines.
+    ``reduced_engines`` are the engine variants that compute in reduced precision. They are added to the engines.
     """
     function = make_planned_function(request.function, precision)
-    return replace(request, function=function, engines=(*lowered, *request.engines))
+    return replace(request, function=function, engines=(*reduced_engines, *request.engines))
 
 
 def _list_declined(request: PlacementRequest, engines: list[GraphCompiler]) -> tuple[DeclinedNodes, ...]:
@@ -383,10 +383,10 @@ def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningR
     search, precision, records = document.search, document.precision, document.candidates
     if search is None:
         raise PlacementFileError("it has no section 'search', so it is not a decision")
-    lowered: tuple[GraphCompiler, ...] = ()
+    reduced_engines: tuple[GraphCompiler, ...] = ()
     if precision is not None:
-        lowered = create_lowered_engines([run.engine for record in records for run in record.ranges], request)
-    request = make_planned_request(request, precision, lowered)
+        reduced_engines = create_reduced_engines([run.engine for record in records for run in record.ranges], request)
+    request = make_planned_request(request, precision, reduced_engines)
     request = _replace_engines(request, _restore_engines(document, search, request))
     unmeasured = FrozenDict(search.unmeasured)
     candidates = tuple(
@@ -404,7 +404,7 @@ def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningR
         unmeasured=unmeasured,
         queried=request.engines,
         precision=precision,
-        lowered=lowered,
+        reduced_engines=reduced_engines,
         **{name: getattr(search, name) for name in SEARCH_FACTS},
     )
 
@@ -450,11 +450,11 @@ def _restore_engines(document: PlacementFile, search: SearchRecord, request: Pla
     return tuple(RecordedSupportEngine(engine, declined[engine.spec]) for engine in request.engines if engine.spec in declined)
 
 
-def create_lowered_engines(specs: Sequence[str], request: PlacementRequest) -> tuple[GraphCompiler, ...]:
+def create_reduced_engines(specs: Sequence[str], request: PlacementRequest) -> tuple[GraphCompiler, ...]:
     """Create the engines among ``specs`` that the request does not have.
 
-    Raises OptionError for an engine that is not a lower-precision variant of an engine of the request: a file must not choose the
-    code to run.
+    Raises OptionError for an engine that is not a reduced-precision variant of an engine of the request: a file must not choose
+    the code to run.
     """
     missing = set(specs) - {engine.spec for engine in request.engines}
     variants: dict[str, GraphCompiler] = {}
@@ -466,5 +466,5 @@ def create_lowered_engines(specs: Sequence[str], request: PlacementRequest) -> t
         variants |= {variant.spec: variant for variant in reduced if variant is not None}
     for spec in sorted(missing):
         if spec not in variants:
-            raise OptionError(f"engine {spec!r} of a plan of lower precision is not a variant of an engine of the list")
+            raise OptionError(f"engine {spec!r} of a plan of reduced precision is not a variant of an engine of the list")
     return tuple(variants[spec] for spec in dict.fromkeys(specs) if spec in missing)

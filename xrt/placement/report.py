@@ -15,7 +15,7 @@ from xrt.placement.result import VERDICTS
 from xrt.placement.search import format_seconds
 
 if TYPE_CHECKING:
-    from xrt.formats.placement_file import LoweredPlanRecord, PrecisionRecord
+    from xrt.formats.placement_file import AttemptRecord, PrecisionRecord
     from xrt.graph import Function
     from xrt.partition import Plan
     from xrt.partition.cost_table import CostTable
@@ -96,7 +96,7 @@ def describe_precision(record: PrecisionRecord) -> Iterator[str]:
         data += f", calibrated on {record.calibrated} others"
     budget = describe_budget(record.measure, record.limit)
     if record.precision == "fp32":
-        yield f"precision: fp32, which no plan of lower precision has beaten within {budget}; {data}"
+        yield f"precision: fp32, which no plan of reduced precision has beaten within {budget}; {data}"
     else:
         yield f"precision: {record.precision}, {_describe_error(record)} of {budget}; {data}"
     yield from (f"  {region.region} on {region.engine} in {region.precision}" for region in record.regions)
@@ -108,11 +108,11 @@ def describe_precision(record: PrecisionRecord) -> Iterator[str]:
     for plan in record.plans:
         # Plans that only lost by time are in the comparison of the race.
         if plan.outcome in ("over", "wrong", "failed") or (plan.exact_count and plan.outcome != "won"):
-            yield f"  {_describe_lowered_plan(plan, record.measure)}"
+            yield f"  {_describe_reduced_plan(plan, record.measure)}"
     yield from (f"  {note}" for note in record.notes)
 
 
-def _describe_lowered_plan(plan: LoweredPlanRecord, measure: str) -> str:
+def _describe_reduced_plan(plan: AttemptRecord, measure: str) -> str:
     outcome = "over the budget" if plan.outcome == "over" else plan.outcome
     parts = [f"{outcome}: {plan.precision} on {plan.plan}"]
     if plan.exact_count:
@@ -133,7 +133,7 @@ def _describe_error(record: PrecisionRecord) -> str:
     return f"{parts[0]} ({'; '.join(parts[1:])})" if parts[1:] else parts[0]
 
 
-def list_pareto_plans(record: PrecisionRecord) -> list[tuple[LoweredPlanRecord, bool]]:
+def list_pareto_plans(record: PrecisionRecord) -> list[tuple[AttemptRecord, bool]]:
     """List (plan, is_best) of the timed plans, fastest first. A plan is best if all faster plans have a larger error."""
     timed = sorted((x for x in record.plans if x.seconds is not None), key=lambda x: (x.seconds, x.error or 0.0))
     rows, lowest_error = [], math.inf

@@ -148,8 +148,8 @@ class TuningResult:
     """The engines as proxies that repeat the recorded support; empty if no engine was queried."""
     precision: PrecisionRecord | None = None
     """The precision and the measured error of the plan; None without an error budget."""
-    lowered: tuple[GraphCompiler, ...] = field(default=(), compare=False, repr=False)
-    """Engines that only a plan of lower precision uses."""
+    reduced_engines: tuple[GraphCompiler, ...] = field(default=(), compare=False, repr=False)
+    """Engines that only a plan of reduced precision uses."""
 
     @property
     def short_remarks(self) -> tuple[str, ...]:

@@ -6,15 +6,16 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from xrt.engines.contract.options import LOWER_PRECISIONS, Precision
+from xrt.engines.contract.options import REDUCED_PRECISIONS, Precision
 from xrt.errors import CalibrationError, InputError, OptionError, did_you_mean
-from xrt.graph import Function, NodePattern, TensorType, Value
+from xrt.graph import Function, NodePattern, Shape, TensorType, Value
 from xrt.placement.report import describe_budget
 from xrt.runtime import to_host
 from xrt.runtime.inputs import read
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
 
 MAX_JACKKNIFE_GROUPS = 20
-"""The jackknife of a metric leaves out one of at most this many groups of items at a time."""
-# The 97.5 % quantile of the normal distribution, and of Student's t with 1 to 20 degrees of freedom.
+"""Maximum number of groups of items in the jackknife of a metric, which is called once without each group."""
 NORMAL_QUANTILE = 1.959964
+"""The 97.5 % quantile of the normal distribution."""
+# The 97.5 % quantiles of Student's t with 1 to 20 degrees of freedom.
 _T_QUANTILES = (
     *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
     *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
@@ -40,48 +42,45 @@ def compute_t_quantile(degrees_of_freedom: int) -> float:
 
 
 def compute_mean_half_width(values: Sequence[float]) -> float:
-    """Compute the half-width of the mean's 95 % interval, by Student's t; 0 for a single value or if one is not finite."""
+    """Compute the half-width of the 95 % interval of the mean, by Student's t. 0 for one value, or if a value is not finite."""
     if len(values) < 2 or not all(map(math.isfinite, values)):
         return 0.0
     return compute_t_quantile(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def compute_share_bound(shares: Sequence[tuple[int, int]]) -> float:
-    """Compute the upper end of the 95 % interval of the share of changed rows. ``shares``: changed rows and all rows, per item.
-
-    The result is the larger of two bounds. Wilson's bound assumes independent rows, and is above 0 even if no row changed. The
-    other is Student's t on the shares of the items, since rows of one item may be correlated.
-    """
+    """Compute the upper end of the 95 % interval of the share of changed rows. ``shares`` has changed and all rows per item."""
     changed_rows = sum(changed for changed, _ in shares)
     rows = sum(count for _, count in shares)
     share = changed_rows / rows
+    # Wilson's bound assumes independent rows. It is above 0 even if no row changed.
     square = NORMAL_QUANTILE**2
-    middle = share + square / (2 * rows)
+    center = share + square / (2 * rows)
     spread = NORMAL_QUANTILE * math.sqrt(share * (1 - share) / rows + square / (4 * rows**2))
-    # Rows of one item, such as the words of a sentence, fail together more often than independent ones.
-    by_items = share + compute_mean_half_width([changed / count for changed, count in shares if count])
-    return min(1.0, max((middle + spread) / (1 + square / rows), by_items))
+    wilson_bound = (center + spread) / (1 + square / rows)
+    # Rows of one item, such as the words of a sentence, often change together. Student's t on the items accounts for this.
+    item_bound = share + compute_mean_half_width([changed / count for changed, count in shares if count])
+    return min(1.0, max(wilson_bound, item_bound))
 
 
 def compute_metric_bound(loss: Callable[[Sequence[int]], float], items: int) -> float | None:
     """Compute the upper end of the 95 % interval of a metric's loss, by the jackknife (Quenouille 1956, Tukey 1958).
 
-    ``items`` is the number of items. ``loss`` computes the loss on the items of the passed indices; it is called once without
-    each of at most 20 groups of items. Return None for one item, or if ``loss`` raises CalibrationError for some groups. For a
-    mean over items this is Student's interval; for a discontinuous metric, such as a median, it may be too wide or too narrow.
+    ``items`` is the number of items. ``loss`` computes the loss on the items with the passed indices. It is called without each
+    of at most `MAX_JACKKNIFE_GROUPS` groups of items, since a metric may be slow. Return None for one item, or if ``loss`` raises
+    CalibrationError. The interval of a discontinuous metric, such as a median, may be too wide or too narrow.
     """
-    # The number of groups is limited because each one calls the metric again, which may be slow.
     groups = min(items, MAX_JACKKNIFE_GROUPS)
     if groups < 2:
         return None
     try:
-        parts = [loss([index for index in range(items) if index % groups != group]) for group in range(groups)]
-        total = loss(range(items))
+        losses = [loss([index for index in range(items) if index % groups != group]) for group in range(groups)]
+        total_loss = loss(range(items))
     except CalibrationError:
         return None
-    # The jackknife's estimate of the standard error: subsets that share all but one group vary less than independent samples.
-    spread = math.sqrt((groups - 1) * float(np.var(parts)))
-    return total + compute_t_quantile(groups - 1) * spread
+    # The factor groups - 1 is the jackknife's: subsets that share most items vary less than independent samples.
+    standard_error = math.sqrt((groups - 1) * float(np.var(losses)))
+    return total_loss + compute_t_quantile(groups - 1) * standard_error
 
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -95,17 +94,17 @@ WRONG_RELATIVE_ERROR = 0.5
 
 @dataclass(frozen=True, slots=True)
 class MeasuredError:
-    """The error of a plan over a set of items."""
+    """The error of a plan over several items."""
 
     error: float
     high: float | None = None
-    """Upper end of the 95 % interval of ``error``; None if a metric cannot be computed on parts of the examples."""
+    """Upper end of the 95 % interval of ``error``; None if it is unknown because a metric fails on a subset of the items."""
     worst: float | None = None
-    """The error of the worst item; None for a metric."""
+    """The largest error of one item; None for a metric."""
 
     @property
     def bound(self) -> float:
-        """The error to compare with the budget: the upper end of the interval, if there is one."""
+        """The error that must be within the budget: the upper end of the interval, if it is known."""
         return self.error if self.high is None else max(self.error, self.high)
 
 
@@ -114,9 +113,11 @@ class ErrorBudget:
     """The largest error that a plan may have, compared with the model in float32.
 
     ``measure`` is ``"relative"`` (norm of the difference divided by the norm of the output), ``"cosine"`` (1 minus the cosine
-    similarity), ``"top1"`` (share of rows whose argmax changes), or your own metric. A metric is called with the outputs of all
-    examples and with the examples as you passed them. It returns a number such as an accuracy, which may drop by ``limit``, or
-    rise by it with ``higher_is_better=False``. If the model has several outputs, the largest error counts.
+    similarity), ``"top1"`` (share of rows whose argmax changes), or your own metric. If the model has several outputs, the
+    largest error counts.
+
+    A metric is called with the outputs of all examples, and the examples as you passed them. It returns a number such as an
+    accuracy, which may drop by ``limit``. With ``higher_is_better=False`` the number may rise by ``limit``.
     """
 
     limit: float
@@ -135,7 +136,6 @@ class ErrorBudget:
 
     @property
     def name(self) -> str:
-        """The name of the measure."""
         if isinstance(self.measure, str):
             return self.measure
         return str(getattr(self.measure, "__qualname__", type(self.measure).__qualname__))
@@ -144,14 +144,19 @@ class ErrorBudget:
         return describe_budget(self.name, self.limit)
 
     def measure_error(self, expected: Outputs, actual: Outputs, items: Sequence[Any]) -> MeasuredError:
-        """Compare outputs; ``items`` are the examples, for a metric. Raises CalibrationError if the metric fails."""
+        """Measure the error of outputs. ``items`` are the examples, for a metric. Raises CalibrationError if the metric fails."""
         if callable(self.measure):
             return self._measure_loss(self.measure, expected, actual, items)
         if self.measure == "top1":
             return _measure_top1_changes(expected, actual)
-        distances = [_DISTANCES[self.measure](a, b) for a, b in zip(expected, actual, strict=True)]
-        outputs = range(len(distances[0]) if distances else 0)
-        return max((_summarize([item[index] for item in distances]) for index in outputs), key=lambda error: error.bound)
+        distance = _measure_cosine if self.measure == "cosine" else _measure_relative
+        distances = [
+            [distance(*pair) for pair in _pair_float_outputs(*outputs)] for outputs in zip(expected, actual, strict=True)
+        ]
+        # Combine the items of each output, then choose the output with the largest error.
+        return max(
+            (_summarize(items_of_output) for items_of_output in zip(*distances, strict=True)), key=lambda error: error.bound
+        )
 
     def _measure_loss(self, metric: Metric, expected: Outputs, actual: Outputs, items: Sequence[Any]) -> MeasuredError:
         """Measure how much the metric worsens from the expected to the actual outputs, with its upper bound."""
@@ -163,7 +168,7 @@ class ErrorBudget:
             return sign * (before - after)
 
         loss = measure_loss(range(len(items)))
-        # A sample without a loss does not prove that there is none, so the bound may be above a loss of 0.
+        # The bound may be above 0 even if the loss on these items is 0.
         high = compute_metric_bound(measure_loss, len(items))
         return MeasuredError(max(0.0, loss), None if high is None else max(0.0, loss, high))
 
@@ -179,67 +184,72 @@ class ErrorBudget:
         return value
 
 
+def measure_relative_error(expected: Outputs, actual: Outputs) -> float:
+    """Measure the error as a budget with ``measure="relative"`` does. For several outputs, return the largest error."""
+    return ErrorBudget(0.0).measure_error(expected, actual, []).error
+
+
 def parse_budget(value: Any) -> ErrorBudget | None:
-    """Convert the option ``max_error``: a relative error, an ErrorBudget or None. Raises OptionError for anything else."""
+    """Convert the option ``max_error``: a relative error, an ErrorBudget or None. Raises OptionError for another value."""
     if value is None or isinstance(value, ErrorBudget):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise OptionError(f"max_error is a share such as 0.01, an xrt.ErrorBudget or None; got {value!r}")
     if not 0 <= value < WRONG_RELATIVE_ERROR:
+        # The caller may have written a percentage.
         hint = f"; did you mean {value / 100:g}?" if WRONG_RELATIVE_ERROR <= value < 100 * WRONG_RELATIVE_ERROR else ""
         raise OptionError(f"max_error is a share of 0 to below {WRONG_RELATIVE_ERROR}, such as 0.01 for 1 %; got {value!r}{hint}")
     return ErrorBudget(float(value))
 
 
-# ---------------------------------------------------------------------- distances
-
-
 def _pair_float_outputs(expected: Sequence[Any], actual: Sequence[Any]) -> list[tuple[Array, Array]]:
-    """Pair expected and actual outputs, as float64: the float outputs, or all numeric ones if no output is a float."""
+    """Pair the expected and actual float outputs, as float64. If no output is a float, pair integers and booleans."""
     pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(expected, actual, strict=True)]
-    floats = [(a, b) for a, b in pairs if a.dtype.kind == "f"]
-    return [(a.astype(np.float64), b.astype(np.float64)) for a, b in floats or pairs if a.dtype.kind in "fiub"]
+    float_pairs = [pair for pair in pairs if pair[0].dtype.kind == "f"]
+    return [(a.astype(np.float64), b.astype(np.float64)) for a, b in float_pairs or pairs if a.dtype.kind in "fiub"]
 
 
-def _measure_relative(expected: Sequence[Any], actual: Sequence[Any]) -> list[tuple[float, float]]:
-    """Return, per output, the squared norm of the difference and the squared norm of the expected output."""
-    return [_sum_squares(a, b) for a, b in _pair_float_outputs(expected, actual)]
+def _measure_relative(expected: Array, actual: Array) -> tuple[float, float]:
+    """Compute the squared norms of the difference and of the expected output, over the finite expected elements.
 
-
-def _sum_squares(a: Array, b: Array) -> tuple[float, float]:
-    """Sum the squares of ``a - b`` and ``a`` over the finite elements of ``a``; (infinity, 1) if ``b`` is not finite there."""
-    usable = np.isfinite(a)
+    Return (infinity, 1) if ``actual`` differs from an expected infinity or NaN, or is not finite where ``expected`` is.
+    """
+    is_finite = np.isfinite(expected)
     # Infinities and NaN of the exact model, as in masks, must be reproduced; the error is measured on the finite numbers.
-    if not np.array_equal(a[~usable], b[~usable], equal_nan=True) or not np.isfinite(b[usable]).all():
+    has_same_special_values = np.array_equal(expected[~is_finite], actual[~is_finite], equal_nan=True)
+    if not has_same_special_values or not np.isfinite(actual[is_finite]).all():
         return math.inf, 1.0
-    return float(((a[usable] - b[usable]) ** 2).sum()), float((a[usable] ** 2).sum())
+    difference = expected[is_finite] - actual[is_finite]
+    return float((difference**2).sum()), float((expected[is_finite] ** 2).sum())
 
 
-def _measure_cosine(expected: Sequence[Any], actual: Sequence[Any]) -> list[tuple[float, float]]:
-    """Return, per output, the squared cosine distance and 1 as its weight, so that all items have the same weight."""
-    distances = []
-    for a, b in _pair_float_outputs(expected, actual):
-        norm = math.sqrt(float((a**2).sum()) * float((b**2).sum()))
-        equal = np.array_equal(a, b, equal_nan=True)
-        distances.append(0.0 if equal else 1.0 - float((a * b).sum()) / norm if norm > 0 and math.isfinite(norm) else math.inf)
-    return [(max(0.0, distance) ** 2, 1.0) for distance in distances]
-
-
-_DISTANCES = {"relative": _measure_relative, "cosine": _measure_cosine}
+def _measure_cosine(expected: Array, actual: Array) -> tuple[float, float]:
+    """Compute the squared cosine distance of one output, with weight 1: all items count equally."""
+    if np.array_equal(expected, actual, equal_nan=True):
+        return 0.0, 1.0
+    norm = math.sqrt(float((expected**2).sum()) * float((actual**2).sum()))
+    if norm == 0 or not math.isfinite(norm):
+        return math.inf, 1.0
+    distance = 1.0 - float((expected * actual).sum()) / norm
+    return max(0.0, distance) ** 2, 1.0  # rounding may make it negative
 
 
 def _summarize(squares: Sequence[tuple[float, float]]) -> MeasuredError:
     """Combine the errors of one output over all items.
 
-    ``squares`` has, per item, the squared error and its denominator: the squared norm of the expected output, or 1 for the cosine
-    distance, so that all items count equally.
+    ``squares`` has, per item, the squared error and its denominator, from `_measure_relative` or `_measure_cosine`.
     """
-    total, norm = (sum(column) for column in zip(*squares, strict=True))
-    if not math.isfinite(total) or (total and not norm):
+    total_error, total_weight = (sum(column) for column in zip(*squares, strict=True))
+    if not math.isfinite(total_error) or (total_error and not total_weight):
         return MeasuredError(math.inf, math.inf, math.inf)
-    error = math.sqrt(total / norm) if total else 0.0
-    errors = [math.sqrt(a / b) if b else (math.inf if a else 0.0) for a, b in squares]
-    return MeasuredError(error, error + compute_mean_half_width(errors), max(errors))
+    error = math.sqrt(total_error / total_weight) if total_error else 0.0
+    item_errors = []
+    for square, weight in squares:
+        if square == 0:
+            item_errors.append(0.0)
+        else:
+            item_errors.append(math.sqrt(square / weight) if weight else math.inf)
+    return MeasuredError(error, error + compute_mean_half_width(item_errors), max(item_errors))
 
 
 def _measure_top1_changes(expected: Outputs, actual: Outputs) -> MeasuredError:
@@ -256,17 +266,12 @@ def _measure_top1_changes(expected: Outputs, actual: Outputs) -> MeasuredError:
 
 
 def _count_top1_changes(expected: Sequence[Any], actual: Sequence[Any]) -> tuple[int, int]:
-    """Count two things in the first float output: rows whose argmax differs, and all rows."""
-    pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(expected, actual, strict=True)]
-    a, b = next(((a, b) for a, b in pairs if a.dtype.kind == "f" and a.ndim), (np.zeros((0, 1)), np.zeros((0, 1))))
-    if not a.size:
-        return 0, 0
-    rows = a.reshape(-1, a.shape[-1])
-    same = rows.argmax(-1) == b.reshape(-1, a.shape[-1]).argmax(-1)
-    return int((~same).sum()), len(rows)
-
-
-# ---------------------------------------------------------------------- faults that no budget allows
+    """Count the rows whose argmax differs, and all rows, in the first float output that has rows."""
+    for a, b in zip(map(np.asarray, expected), map(np.asarray, actual), strict=True):
+        if a.dtype.kind == "f" and a.size and a.ndim:
+            rows, actual_rows = a.reshape(-1, a.shape[-1]), b.reshape(-1, a.shape[-1])
+            return int((rows.argmax(-1) != actual_rows.argmax(-1)).sum()), len(rows)
+    return 0, 0
 
 
 def find_fault(expected: Outputs, actual: Outputs) -> str:
@@ -277,37 +282,27 @@ def find_fault(expected: Outputs, actual: Outputs) -> str:
     """
     for exact, approximate in zip(expected, actual, strict=True):
         for output_index, (a, b) in enumerate(zip(exact, approximate, strict=True)):
-            if (reason := _find_fault(np.asarray(a), np.asarray(b))) is not None:
+            if reason := _find_array_fault(np.asarray(a), np.asarray(b)):
                 return f"output {output_index} {reason}"
-    relative = ErrorBudget(1.0).measure_error(expected, actual, []).error if len(expected) else 0.0
+    relative = measure_relative_error(expected, actual) if expected else 0.0
     return f"it differs by {relative:.0%} of the output" if relative > WRONG_RELATIVE_ERROR else ""
 
 
-def _find_fault(a: Array, b: Array) -> str | None:
-    if a.dtype.kind != "f" or not a.size:
-        return None
-    not_finite = int((np.isfinite(a) & ~np.isfinite(b)).sum())
-    if not_finite:
-        return f"has {not_finite} NaN or infinities where the reference has finite numbers"
-    usable = np.isfinite(a)
-    # A quantized model whose activations all saturate is constant, with a small error if the output varies little.
-    if a[usable].size > 1 and np.ptp(a[usable]) > 0 and np.ptp(b[usable]) == 0:
-        return f"is {b[usable].flat[0]:g} everywhere, where the reference is not constant"
-    return None
-
-
-def check_entry_names(item: Mapping[str, Any], names: Sequence[str], budget: ErrorBudget | None) -> None:
-    """Raise OptionError if an example, a mapping, has a key that is not an input. A metric may read such entries, as labels."""
-    other = [name for name in item if name not in names]
-    if other and not (budget is not None and callable(budget.measure)):
-        raise OptionError(
-            f"an example has {other[0]!r}, which is not an input.{did_you_mean(other[0], names)} Inputs: {', '.join(names)}. "
-            "Additional entries, such as labels, need your own metric: max_error=xrt.ErrorBudget(limit, metric)"
-        )
+def _find_array_fault(expected: Array, actual: Array) -> str:
+    if expected.dtype.kind != "f":
+        return ""
+    is_finite = np.isfinite(expected)
+    not_finite_count = int((is_finite & ~np.isfinite(actual)).sum())
+    if not_finite_count:
+        return f"has {not_finite_count} NaN or infinities where the reference has finite numbers"
+    # If all activations saturate, a quantized model is constant. Its error is small if the exact output varies little.
+    if is_finite.sum() > 1 and np.ptp(expected[is_finite]) > 0 and np.ptp(actual[is_finite]) == 0:
+        return f"is {actual[is_finite].flat[0]:g} everywhere, where the reference is not constant"
+    return ""
 
 
 MAX_ITEMS = 512
-"""At most this many examples are made when the rows of batches become separate examples."""
+"""Maximum number of examples when the rows of batches become separate examples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +312,7 @@ class ExampleInputs:
     example: Any
     """The example as the caller passed it, for a metric."""
     batch: int
-    """Index of the batch in the caller's list. Several examples may be rows of one batch."""
+    """Index of its batch in the caller's list. Several examples may be rows of one batch."""
     values: tuple[Any, ...]
 
 
@@ -328,42 +323,39 @@ class Examples:
     purpose: str
     """``calibrate`` or ``validate``."""
     items: tuple[ExampleInputs, ...] = ()
-    _digest: list[str] = field(default_factory=list, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.items)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The SHA-256 of the dtypes, shapes and data of all values, in hexadecimal."""
-        if not self._digest:
-            digest = hashlib.sha256()
-            for item in self.items:
-                for value in item.values:
-                    array = np.ascontiguousarray(value)
-                    digest.update(f"{array.dtype}{array.shape}".encode())
-                    digest.update(array.reshape(-1).view(np.uint8).data)
-            self._digest.append(digest.hexdigest())
-        return self._digest[0]
+        digest = hashlib.sha256()
+        for item in self.items:
+            for value in item.values:
+                array = np.ascontiguousarray(value)
+                digest.update(f"{array.dtype}{array.shape}".encode())
+                digest.update(array.reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()
 
     def split(self) -> tuple[Examples, Examples]:
-        """Split into examples for calibration and, from the last fifth, for validation (at least two).
+        """Split into examples for calibration and for validation: the last fifth, but at least two for a confidence interval.
 
-        Raises CalibrationError for fewer than four examples: the confidence interval of an error needs two, calibration the rest.
+        Raises CalibrationError for fewer than four examples.
         """
         if len(self) < 4:
             raise CalibrationError(
                 f"{self.purpose}= has {len(self)} batch{'es' * (len(self) != 1)}; the error must be measured on two or more "
                 "batches that are not used for calibration. Pass validate= too, or four batches or more"
             )
-        # The last ones instead of random ones, so that every run splits alike.
+        # Not at random, so that every run splits them alike.
         count = max(2, len(self) // 5)
         return Examples(self.purpose, self.items[:-count]), Examples("validate", self.items[-count:])
 
     def fit(self, function: Function, declared: Sequence[Value]) -> Examples:
-        """Cut or repeat the examples along symbolic dims until they have the static shapes of ``function``'s inputs.
+        """Cut or repeat the examples along symbolic dims, so that they have the static shapes of ``function``'s inputs.
 
-        ``declared`` are the model's inputs, with symbolic dims. A batch with more rows than the Function takes becomes several
+        ``declared`` are the model's inputs, with symbolic dims. A batch with more rows than the Function's inputs becomes several
         examples. Raises InputError if a dim that is not symbolic has another size.
         """
         if all(_matches(value, array) for item in self.items for value, array in zip(function.inputs, item.values, strict=True)):
@@ -373,10 +365,10 @@ class Examples:
 
 
 def read_examples(data: Any, purpose: str, inputs: Sequence[Value], budget: ErrorBudget | None = None) -> Examples:
-    """Convert the caller's examples, a list with the arguments of one call each. None gives no examples.
+    """Convert the caller's examples: a list with the arguments of one call each, or None for no examples.
 
-    ``purpose``, ``calibrate`` or ``validate``, is the option that errors name. Raises CalibrationError for one array or string
-    instead of a list, for an empty list, and for NaN or infinity; InputError for values that do not fit the model's ``inputs``.
+    ``purpose`` is the option that errors name: ``calibrate`` or ``validate``. Raises CalibrationError if ``data`` is not a list,
+    is empty, or has NaN or infinity; InputError for values that do not match the model's ``inputs``.
     """
     if data is None:
         return Examples(purpose)
@@ -392,7 +384,13 @@ def read_examples(data: Any, purpose: str, inputs: Sequence[Value], budget: Erro
 def _read_example(example: Any, purpose: str, index: int, inputs: Sequence[Value], budget: ErrorBudget | None) -> ExampleInputs:
     names = [value.name for value in inputs]
     if isinstance(example, Mapping):
-        check_entry_names(example, names, budget)
+        unknown = next((name for name in example if name not in names), None)
+        # A metric may read additional entries, such as labels.
+        if unknown is not None and (budget is None or not callable(budget.measure)):
+            raise OptionError(
+                f"an example has {unknown!r}, which is not an input.{did_you_mean(unknown, names)} Inputs: {', '.join(names)}. "
+                "Additional entries, such as labels, need your own metric: max_error=xrt.ErrorBudget(limit, metric)"
+            )
         args, kwargs = (), {name: example[name] for name in names if name in example}
     else:
         args, kwargs = (tuple(example) if isinstance(example, list | tuple) else (example,)), {}
@@ -410,18 +408,21 @@ def _read_example(example: Any, purpose: str, index: int, inputs: Sequence[Value
     return ExampleInputs(example, index, values)
 
 
-# ---------------------------------------------------------------------- examples of other sizes
+def _get_shape(value: Value) -> Shape | None:
+    return value.type.shape if isinstance(value.type, TensorType) else None
 
 
 def _matches(value: Value, array: Any) -> bool:
-    return not isinstance(value.type, TensorType) or value.type.shape is None or tuple(array.shape) == tuple(value.type.shape)
+    shape = _get_shape(value)
+    return shape is None or tuple(array.shape) == tuple(shape)
 
 
 def _fit(item: ExampleInputs, function: Function, declared: Sequence[Value], purpose: str) -> Iterator[ExampleInputs]:
     """Split a batch into examples of the Function's static shapes. ``declared`` are the model's inputs, with symbolic dims."""
-    for row in range(rows := _count_rows(item, function, declared)):
+    count = _count_examples(item, function, declared)
+    for index in range(count):
         inputs = zip(item.values, function.inputs, declared, strict=True)
-        values = [_fit_array(array, value, declared_value, row, rows) for array, value, declared_value in inputs]
+        values = [_fit_array(array, value, declared_value, index, count) for array, value, declared_value in inputs]
         for value, array in zip(function.inputs, values, strict=True):
             if not _matches(value, array):
                 raise InputError(
@@ -431,57 +432,49 @@ def _fit(item: ExampleInputs, function: Function, declared: Sequence[Value], pur
         yield ExampleInputs(item.example, item.batch, tuple(values))
 
 
-def _list_symbolic_axes(value: Value) -> tuple[bool, ...]:
-    shape = value.type.shape if isinstance(value.type, TensorType) else None
-    return () if shape is None else tuple(not isinstance(extent, int) for extent in shape)
-
-
-def _count_rows(item: ExampleInputs, function: Function, declared: Sequence[Value]) -> int:
-    """Count how many examples of the Function's batch size fit into a batch. 1 if the inputs of the model do not agree."""
+def _count_examples(item: ExampleInputs, function: Function, declared: Sequence[Value]) -> int:
+    """Count how many examples of the Function's batch size a batch has; 1 if the inputs of the model do not agree."""
     counts = set()
     for array, value, declared_value in zip(item.values, function.inputs, declared, strict=True):
-        rows = value.type.shape[0] if isinstance(value.type, TensorType) and value.type.shape else None
-        if _list_symbolic_axes(declared_value)[:1] != (True,) or not isinstance(rows, int) or not rows or not array.ndim:
+        shape, declared_shape = _get_shape(value), _get_shape(declared_value)
+        if not shape or not declared_shape or isinstance(declared_shape[0], int):
             return 1
-        counts.add(array.shape[0] // rows)
+        if not isinstance(shape[0], int) or shape[0] == 0 or array.ndim == 0:
+            return 1
+        counts.add(array.shape[0] // shape[0])
     return max(1, counts.pop()) if len(counts) == 1 else 1
 
 
-def _fit_array(array: Any, value: Value, declared: Value, row: int, rows: int) -> Any:
-    """Cut or repeat an array to the shape of ``value``. From a batch of ``rows`` examples, select example ``row``."""
-    shape = value.type.shape if isinstance(value.type, TensorType) else None
+def _fit_array(array: Any, value: Value, declared: Value, index: int, count: int) -> Any:
+    """Cut or repeat an array to the shape of ``value``. From a batch of ``count`` examples, select the one at ``index``."""
+    shape = _get_shape(value)
     if shape is None or array.ndim != len(shape):
         return array
-    for axis, (expected, is_symbolic) in enumerate(zip(shape, _list_symbolic_axes(declared), strict=False)):
-        actual = array.shape[axis]
-        if not is_symbolic or not actual or not isinstance(expected, int):
+    for axis, (size, declared_size) in enumerate(zip(shape, _get_shape(declared) or (), strict=False)):
+        is_symbolic = not isinstance(declared_size, int)
+        if not is_symbolic or not isinstance(size, int) or array.shape[axis] in (0, size):
             continue
-        # Rows of a batch are separate examples only along the first axis.
-        begin = row * expected if axis == 0 and rows > 1 else 0  # a batch of examples: select the one at `row`
-        if actual != expected:
-            array = np.take(array, np.arange(begin, begin + expected) % actual, axis=axis)  # cut, or repeat cyclically
+        # Examples are consecutive rows of the first axis.
+        begin = index * size if axis == 0 else 0
+        # Indices wrap around, so that an array that is too short is repeated.
+        array = np.take(array, np.arange(begin, begin + size) % array.shape[axis], axis=axis)
     return np.ascontiguousarray(array)
 
 
 @dataclass(frozen=True)
 class PrecisionOptions:
-    """The options of a search for lower precision."""
+    """The options of a search for reduced precision."""
 
     budget: ErrorBudget
     validate: Examples
     calibrate: Examples = field(default_factory=lambda: Examples("calibrate"))
-    allowed: tuple[Precision, ...] = LOWER_PRECISIONS
+    allowed: tuple[Precision, ...] = REDUCED_PRECISIONS
     exact_nodes: tuple[NodePattern, ...] = ()
     table: CalibrationTable | None = None
     original: Callable[[], Function] | None = field(default=None, compare=False)
-    """Builds the model as it was declared, since the table may be for that form. None if it is unknown before a call."""
+    """Builds the declared model, on which the table may have been measured. None if the model is only known in a call."""
     declared: tuple[Value, ...] = ()
     """The inputs of the declared model, with its symbolic dims."""
-
-    @property
-    def relative(self) -> ErrorBudget:
-        """A relative error budget with the same limit. Only relative errors of single nodes can be added up."""
-        return self.budget if self.budget.measure == "relative" else ErrorBudget(self.budget.limit)
 
     def is_exact(self, name: str, function: Function) -> bool:
         """Whether the caller keeps a node in float32."""
@@ -490,8 +483,8 @@ class PrecisionOptions:
     @property
     def digest(self) -> str:
         """The SHA-256 of the examples and of the calibration table, in hexadecimal."""
-        parts = [self.calibrate.digest, self.validate.digest, self.table.dumps() if self.table is not None else ""]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        texts = [self.calibrate.digest, self.validate.digest, self.table.dumps() if self.table is not None else ""]
+        return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
     def fit(self, function: Function) -> tuple[Examples, Examples]:
         """Fit the examples for calibration and for validation to a Function with static shapes."""
@@ -500,27 +493,29 @@ class PrecisionOptions:
 
     @property
     def ingredients(self) -> tuple[tuple[str, str], ...] | None:
-        """Names and values for the cache key of a decision. None, if a metric cannot be hashed: it is not stored."""
+        """Names and values for the cache key of a decision; None if the decision cannot be stored, for the metric has no hash."""
         measure = hash_metric(self.budget.measure) if callable(self.budget.measure) else self.budget.measure
         if measure is None:
             return None
-        criterion = ("measure", f"{measure} {self.budget.higher_is_better}"), ("limit", repr(float(self.budget.limit)))
-        allowed = f"{','.join(self.allowed)} but {'; '.join(map(str, self.exact_nodes))}"
-        return (*criterion, ("precisions", allowed), ("data", self.digest))
+        return (
+            ("measure", f"{measure} {self.budget.higher_is_better}"),
+            ("limit", repr(float(self.budget.limit))),
+            ("precisions", f"{','.join(self.allowed)} but {'; '.join(map(str, self.exact_nodes))}"),
+            ("data", self.digest),
+        )
 
 
 def hash_metric(metric: object) -> str | None:
-    """Hash a function's code and its constants. None if its result may depend on more: defaults, a closure, an object's state."""
+    """Hash a function's code. None if its result may depend on more than the code: on defaults, a closure or an object."""
     code = getattr(metric, "__code__", None)
-    # Defaults and captured values are not part of the code, and may change unnoticed.
     if code is None or getattr(metric, "__closure__", None) or getattr(metric, "__defaults__", None):
         return None
     return hashlib.sha256(_describe_code(code).encode()).hexdigest()
 
 
 def _describe_code(code: CodeType) -> str:
-    """Format the instructions, names and constants of a function and of nested functions. Equal in every process."""
-    # A frozenset is sorted: its order differs between processes.
+    """Format the instructions, names and constants of a function and its nested functions, the same in every process."""
+    # The order of a frozenset differs between processes.
     constants = [sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant for constant in code.co_consts]
-    parts = [_describe_code(constant) if isinstance(constant, CodeType) else repr(constant) for constant in constants]
-    return f"{code.co_code!r} {code.co_names} {parts}"
+    texts = [_describe_code(constant) if isinstance(constant, CodeType) else repr(constant) for constant in constants]
+    return f"{code.co_code!r} {code.co_names} {texts}"

@@ -1,8 +1,8 @@
 """Test with extreme values whether an engine adds products of bytes in 32 bits on this processor.
 
-On x86 without VNNI, kernels for uint8 by int8 add two products in 16 bits, where 255 * 127 + 255 * 127 does not fit. Weights of 7
-bits do. Products and convolutions are tried separately, since an engine may support only one of them. A trial takes some 10 ms
-per engine and process.
+On x86 without VNNI, kernels for uint8 by int8 add two products in 16 bits. The sum 255 * 127 + 255 * 127 overflows these; with
+weights of 7 bits no sum does. Products and convolutions are tried separately, since an engine may support only one of the two. A
+trial takes some 10 ms per engine and process.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ INNER_DIM = 64
 
 
 def needs_reduced_range(engines: Iterable[GraphCompiler]) -> bool:
-    """Whether quantized weights must use 7 bits, because integer kernels of one of the engines overflow on this processor."""
+    """Whether quantized weights must have 7 bits, because integer kernels of an engine overflow on this processor."""
     return not all(sums_bytes_exactly(engine) for engine in engines if engine.lower_precision("int8") is not None)
 
 
 def sums_bytes_exactly(engine: GraphCompiler) -> bool:
     """Whether an engine computes quantized products and convolutions of the largest bytes correctly. Measured once per process.
 
-    An operator that the engine does not support counts as correct, since another engine computes it. False if a trial fails.
+    An unsupported operator counts as correct, since another engine computes it. False if a trial fails.
     """
     if engine.spec not in _results:
         try:
@@ -52,15 +52,15 @@ def _is_exact(engine: GraphCompiler, function: Function, values: Array, expected
         (result,) = run_alone(engine, function, [values])
     except CompileRefused:
         return True
-    # The center of a convolution: at the edges, padding lowers the sum.
+    # The center of a convolution, because zeros of the padding reduce the sums at the edges.
     center = result[0, 0, 4, 4] if result.ndim == 4 else result
     return bool(np.abs(center / expected - 1).max() < 0.05)
 
 
 def _make_product() -> tuple[Function, Array, float]:
-    expected = 255 * 127 * INNER_DIM
-    weights, nodes = np.full((INNER_DIM, INNER_DIM), 127, np.int8), (Node("MatMul", ("x_d", "w_d"), ("y",)),)
-    return _make_trial(weights, nodes, (4, INNER_DIM)), np.full((4, INNER_DIM), 255, np.float32), expected
+    weights, shape = np.full((INNER_DIM, INNER_DIM), 127, np.int8), (4, INNER_DIM)
+    function = _make_trial(weights, (Node("MatMul", ("x_d", "w_d"), ("y",)),), shape)
+    return function, np.full(shape, 255, np.float32), 255 * 127 * INNER_DIM
 
 
 def _make_convolution() -> tuple[Function, Array, float]:
@@ -76,7 +76,7 @@ def _make_convolution() -> tuple[Function, Array, float]:
 
 
 def _make_trial(weights: Array, nodes: tuple[Node, ...], shape: tuple[int, ...], **more: Any) -> Function:
-    """Build the trial: operands are pairs of QuantizeLinear and DequantizeLinear, as in any quantized model."""
+    """Build a Function whose operands ``x_d`` and ``w_d`` are quantized and dequantized, as in a quantized model."""
     arrays = {"one": np.float32(1), "zero": np.uint8(0), "zeros": np.int8(0), "w": weights, **more}
     operands = (
         Node("QuantizeLinear", ("x", "one", "zero"), ("x_q",)),

@@ -1,4 +1,4 @@
-"""Calibration methods: each collects statistics of a value over batches and chooses its range."""
+"""Calibration methods. Each collects statistics of a value over batches and chooses the range to quantize to."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from xrt.graph import Function, TensorType
 
 Array: TypeAlias = np.ndarray[Any, Any]
 BINS = 2048
+"""Number of bins of a histogram. Even, because pairs of bins are merged."""
 
 
 class MagnitudeHistogram:
-    """A histogram of magnitudes with equal bins from 0 to `limit`, a power of two; zeros are counted separately.
+    """A histogram of magnitudes with `BINS` equal bins from 0 to `limit`, a power of two. Zeros are counted separately.
 
     When a larger magnitude is added, the limit doubles and pairs of bins are merged. The counts therefore do not depend on the
     order of the data.
@@ -30,10 +31,9 @@ class MagnitudeHistogram:
         self.counts: Array = np.zeros(BINS, np.int64)
         self.zeros = 0
         self.limit = 0.0
-        """Upper end of the histogram, above all magnitudes; 0 if there were only zeros."""
+        """Upper end of the histogram, larger than all magnitudes; 0 if there were only zeros."""
 
     def add(self, numbers: Array) -> None:
-        """Add finite numbers to the histogram, in linear time."""
         magnitudes = np.abs(numbers.reshape(-1).astype(np.float64))
         magnitudes = magnitudes[magnitudes > 0]
         self.zeros += numbers.size - magnitudes.size
@@ -43,7 +43,7 @@ class MagnitudeHistogram:
 
     def _raise_limit(self, largest: float) -> None:
         """Double the limit until it exceeds ``largest``."""
-        # A power of two: bins of any two histograms then have edges in common.
+        # A power of two, so that the bins of a larger limit are unions of bins.
         limit = math.ldexp(1.0, math.frexp(largest)[1])
         if not self.limit:
             self.limit = limit
@@ -59,37 +59,38 @@ class MagnitudeHistogram:
 
     @property
     def width(self) -> float:
-        """Width of a bin."""
         return self.limit / BINS
 
 
 LEVELS = 256
-"""Number of quantization levels in a byte."""
+"""Number of values that a quantized byte can have."""
 
 
 class Collector:
     """Collects statistics of one value of the model over batches; `choose` computes the range to quantize to."""
 
     needs_batches = False
-    """Whether the method is unreliable after only one batch; the caller then warns."""
+    """Whether the method is unreliable after one batch, for which `Observer.make_table` warns."""
 
     def __init__(self) -> None:
         self.least = math.inf
+        """The minimum of all batches."""
         self.most = -math.inf
+        """The maximum of all batches."""
         self.batches = 0
 
     def add(self, numbers: Array) -> None:
-        """Add a batch of finite numbers, at least one."""
+        """Add a batch of at least one number. The numbers must be finite."""
         low, high = float(numbers.min()), float(numbers.max())
-        self.see(numbers, low, high)
+        self.update(numbers, low, high)
         self.least, self.most = min(self.least, low), max(self.most, high)
         self.batches += 1
 
-    def see(self, numbers: Array, low: float, high: float) -> None:
+    def update(self, numbers: Array, low: float, high: float) -> None:
         """Update the statistics of the method. ``low`` and ``high`` are the minimum and maximum of the batch."""
 
     def choose(self) -> tuple[float, float]:
-        """Compute the range to quantize to: its low and its high end."""
+        """Choose the range to quantize to: its low and its high end."""
         return self.least, self.most
 
 
@@ -104,12 +105,12 @@ class MovingAverage(Collector):
 
     def __init__(self, momentum: float = 0.9) -> None:
         super().__init__()
-        self.momentum = _check_share("momentum", momentum)
+        self.momentum = _parse_share("momentum", momentum)
         self._averages: tuple[float, float] | None = None
 
-    def see(self, numbers: Array, low: float, high: float) -> None:
+    def update(self, numbers: Array, low: float, high: float) -> None:
         momentum = self.momentum
-        # The first batch sets the averages, so that no arbitrary start is averaged in.
+        # The averages start at the first batch.
         old_low, old_high = self._averages or (low, high)
         self._averages = momentum * old_low + (1 - momentum) * low, momentum * old_high + (1 - momentum) * high
 
@@ -118,7 +119,7 @@ class MovingAverage(Collector):
 
 
 class _ThresholdCollector(Collector):
-    """A method that clips magnitudes above a threshold chosen from their histogram."""
+    """Base class of methods that clip magnitudes above a threshold, which they choose from a histogram."""
 
     needs_batches = True
 
@@ -126,11 +127,11 @@ class _ThresholdCollector(Collector):
         super().__init__()
         self.histogram = MagnitudeHistogram()
 
-    def see(self, numbers: Array, low: float, high: float) -> None:
+    def update(self, numbers: Array, low: float, high: float) -> None:
         self.histogram.add(numbers)
 
     def choose(self) -> tuple[float, float]:
-        # Only zeros were seen: there is no magnitude to choose a threshold from.
+        # Without magnitudes other than zero there is no threshold.
         if not self.histogram.limit:
             return self.least, self.most
         threshold = self.find_threshold()
@@ -141,22 +142,24 @@ class _ThresholdCollector(Collector):
 
 
 class Percentile(_ThresholdCollector):
-    """Clips at the magnitude that ``percentile`` percent of the numbers do not exceed, to the precision of a bin."""
+    """Clips at the magnitude that ``percentile`` percent of the numbers do not exceed, rounded up to the end of a bin."""
 
     def __init__(self, percentile: float = 99.99) -> None:
         super().__init__()
-        self.share = _check_share("percentile", percentile, 100.0)
+        self.share = _parse_share("percentile", percentile, 100.0)
 
     def find_threshold(self) -> float:
-        counts = np.cumsum(self.histogram.counts) + self.histogram.zeros
-        wanted = math.ceil(self.share * self.histogram.total)
-        return float(int(np.searchsorted(counts, wanted)) + 1) * self.histogram.width
+        counts_up_to_bin = np.cumsum(self.histogram.counts) + self.histogram.zeros
+        needed = math.ceil(self.share * self.histogram.total)
+        last_bin = int(np.searchsorted(counts_up_to_bin, needed))
+        return (last_bin + 1) * self.histogram.width
 
 
 class Entropy(_ThresholdCollector):
     """Clips at the threshold with the least Kullback-Leibler divergence between the numbers and their quantized form.
 
-    As in TensorRT (Migacz 2017, "8-bit inference with TensorRT"). Zeros are not counted: they are exact at any threshold.
+    This is TensorRT's method (Migacz 2017, "8-bit inference with TensorRT"). Zeros are not counted, as any threshold represents
+    them exactly.
     """
 
     def find_threshold(self) -> float:
@@ -167,51 +170,48 @@ class SquaredError(_ThresholdCollector):
     """Clips at the threshold with the least squared error of clipping and rounding."""
 
     def find_threshold(self) -> float:
-        return find_squared_error_threshold(self.histogram, self.least, self.most)
+        counts, width = self.histogram.counts.astype(np.float64), self.histogram.width
+        centers, ends = (np.arange(BINS) + 0.5) * width, (np.arange(BINS) + 1) * width
+        # Clipping at each end: the sum of count * (center - end)**2 over the bins above it. The square is expanded, so that the
+        # sums over bins are cumulative sums of counts, counts * centers and counts * centers**2.
+        terms = [counts * centers**power for power in (0, 1, 2)]
+        above = [np.cumsum(term[::-1])[::-1] - term for term in terms]
+        clipping = above[2] - 2 * ends * above[1] + ends**2 * above[0]
+        # Rounding: a uniform error has the variance step**2 / 12.
+        step = (np.minimum(max(self.most, 0.0), ends) - np.maximum(min(self.least, 0.0), -ends)) / (LEVELS - 1)
+        rounding = counts.sum() * step**2 / 12
+        return float(ends[int(np.argmin(clipping + rounding))])
 
 
 def find_entropy_threshold(histogram: MagnitudeHistogram, levels: int) -> float:
-    """Find the threshold whose quantized distribution diverges least from the histogram, with ``levels`` quantization levels."""
+    """Find the threshold whose quantized distribution, of ``levels`` levels, diverges least from the histogram."""
     counts = histogram.counts.astype(np.float64)
-    last = int(np.flatnonzero(counts)[-1]) + 1
-    # Candidate thresholds, as numbers of bins: about 128 of them, since each costs a pass over the histogram.
-    ends = range(min(levels, last), last + 1, max(1, (last - levels) // 128)) if last > levels else (last,)
-    best = min((_compute_divergence(counts, end, levels), end) for end in {*ends, last})
-    return float(best[1] * histogram.width)
+    used_bins = int(np.flatnonzero(counts)[-1]) + 1
+    # Candidate thresholds, as numbers of bins: about 128, since each costs a pass over the histogram.
+    candidates = {used_bins}
+    if used_bins > levels:
+        candidates.update(range(levels, used_bins, max(1, (used_bins - levels) // 128)))
+    _, best = min((_compute_divergence(counts, end, levels), end) for end in candidates)
+    return best * histogram.width
 
 
 def _compute_divergence(counts: Array, end: int, levels: int) -> float:
-    """Compute the divergence between the distribution clipped to the first ``end`` bins and its form in ``levels`` levels."""
-    cut = counts[:end].copy()
-    # Clipped numbers become the largest level.
-    cut[-1] += counts[end:].sum()
-    level = np.arange(end) * levels // end if end > levels else np.arange(end)
+    """Compute the divergence between the numbers, clipped to the first ``end`` bins, and their form in ``levels`` levels."""
     inside = counts[:end]
-    sums = np.bincount(level, weights=inside)
-    filled = np.bincount(level, weights=inside > 0)
+    clipped = inside.copy()
+    clipped[-1] += counts[end:].sum()
+    # Quantization spreads the count of each level evenly over the bins of this level that have numbers.
+    level_of_bin = np.arange(end) * levels // end if end > levels else np.arange(end)
+    level_counts = np.bincount(level_of_bin, weights=inside)
+    filled_bins = np.bincount(level_of_bin, weights=inside > 0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        even = np.where(inside > 0, (sums / filled)[level], 0.0)
-    used = cut > 0
-    total = even.sum()
-    # The divergence is infinite where clipped numbers lie in a bin that was empty.
-    if not total or (even[used] == 0).any():
+        quantized = np.where(inside > 0, (level_counts / filled_bins)[level_of_bin], 0.0)
+    used = clipped > 0
+    # The divergence is infinite if clipped numbers lie in a bin that was empty.
+    if quantized.sum() == 0 or (quantized[used] == 0).any():
         return math.inf
-    p, q = cut[used] / cut.sum(), even[used] / total
+    p, q = clipped[used] / clipped.sum(), quantized[used] / quantized.sum()
     return float((p * np.log(p / q)).sum())
-
-
-def find_squared_error_threshold(histogram: MagnitudeHistogram, least: float, most: float) -> float:
-    """Find the threshold with the least sum of squared errors; ``least`` and ``most`` are the extremes of the numbers."""
-    counts = histogram.counts.astype(np.float64)
-    width = histogram.width
-    centers = (np.arange(BINS) + 0.5) * width
-    ends = (np.arange(BINS) + 1) * width
-    # Clipping: the sum of (center - end)**2 over the bins above each end, expanded into moments, which are cumulative sums.
-    above = [np.cumsum((counts * centers**power)[::-1])[::-1] - counts * centers**power for power in (0, 1, 2)]
-    cut_off = above[2] - 2 * ends * above[1] + ends**2 * above[0]
-    # Rounding: the variance of a uniform error, step**2 / 12, for each number.
-    step = (np.minimum(max(most, 0.0), ends) - np.maximum(min(least, 0.0), -ends)) / (LEVELS - 1)
-    return float(ends[int(np.argmin(cut_off + counts.sum() * step**2 / 12))])
 
 
 METHODS: Mapping[str, Callable[..., Collector]] = {
@@ -238,33 +238,27 @@ def make_collector(method: str, parameters: Mapping[str, float]) -> Collector:
     return METHODS[method](**parameters)
 
 
-def complete_parameters(method: str, parameters: Mapping[str, float]) -> dict[str, float]:
-    """Fill in the defaults of the method's parameters that are not passed."""
-    defaults = inspect.signature(METHODS[method]).parameters
-    return {name: float(parameters.get(name, parameter.default)) for name, parameter in defaults.items()}
-
-
-def _check_share(name: str, value: float, whole: float = 1.0) -> float:
-    """Convert ``value`` to a fraction of ``whole``. Raises OptionError unless it is above 0 and at most ``whole``."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= whole:
-        raise OptionError(f"{name} must be a number above 0, at most {whole:g}; got {value!r}")
-    return value / whole
+def _parse_share(name: str, value: float, maximum: float = 1.0) -> float:
+    """Convert an option to its fraction of the maximum. Raises OptionError unless it is above 0 and at most the maximum."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= maximum:
+        raise OptionError(f"{name} must be a number above 0, at most {maximum:g}; got {value!r}")
+    return value / maximum
 
 
 class Observer:
-    """Collects the ranges of values, by their `xrt.graph.hash_values`. Raises OptionError for an unknown method."""
+    """Collects the ranges of values over batches. A value is identified by its hash, from `xrt.graph.hash_values`."""
 
     def __init__(self, method: str = "minmax", parameters: Mapping[str, float] | None = None) -> None:
         self.method, self._kwargs = method, dict(parameters or {})
-        # Raises OptionError here instead of at the first batch.
+        # For its OptionError, which would otherwise be raised at the first batch.
         make_collector(method, self._kwargs)
         self._collectors: dict[str, tuple[str, Collector]] = {}
         self._lock = renew_after_fork(threading.Lock())
         self.batches = 0
-        """Number of observed calls of the model."""
+        """Number of batches that were added."""
 
     def check(self, values: Iterable[tuple[str, Any]], kind: str = "value") -> None:
-        """Raise CalibrationError if an array has NaN or infinity. ``values`` are names with arrays; errors call them ``kind``."""
+        """Raise CalibrationError if an array has NaN or infinity. ``kind`` is what the error calls a value, such as "input"."""
         for name, array in values:
             if isinstance(array, np.ndarray) and array.dtype.kind == "f" and not np.isfinite(array).all():
                 nans, infinities = int(np.isnan(array).sum()), int(np.isinf(array).sum())
@@ -280,7 +274,7 @@ class Observer:
         nothing, if an array has NaN or infinity.
         """
         with self._lock:
-            # Before any value is added: a batch counts as a whole or not at all.
+            # First, so that a refused batch changes nothing.
             self.check(values.values())
             self.batches += 1
             for key, (name, array) in values.items():
@@ -294,7 +288,11 @@ class Observer:
         with self._lock:
             if not self.batches:
                 raise CalibrationError("calibration has seen no batch; call the model on examples of its inputs")
-            ranges = tuple(_make_range(key, name, collector) for key, (name, collector) in self._collectors.items())
+            ranges = []
+            for key, (name, collector) in self._collectors.items():
+                low, high = collector.choose()
+                extremes = {"least": collector.least, "most": collector.most}
+                ranges.append(ValueRange(key=key, low=low, high=high, **extremes, batches=collector.batches, name=name[:4000]))
             needs_more = any(collector.needs_batches for _, collector in self._collectors.values())
         if self.batches == 1 and needs_more:
             warn(
@@ -302,23 +300,19 @@ class Observer:
                 "or use method='minmax'",
                 CalibrationWarning,
             )
-        return CalibrationTable(method=self.method, parameters=complete_parameters(self.method, self._kwargs), ranges=ranges)
-
-
-def _make_range(key: str, name: str, collector: Collector) -> ValueRange:
-    low, high = collector.choose()
-    least, most, batches = collector.least, collector.most, collector.batches
-    return ValueRange(key=key, low=low, high=high, least=least, most=most, batches=batches, name=name[:4000])
+        defaults = inspect.signature(METHODS[self.method]).parameters
+        parameters = {name: float(self._kwargs.get(name, parameter.default)) for name, parameter in defaults.items()}
+        return CalibrationTable(method=self.method, parameters=parameters, ranges=tuple(ranges))
 
 
 MAX_GROUP_BYTES = 256 << 20
-"""Maximum bytes of the values that one run of the model outputs for observation."""
+"""Maximum bytes of the inner values that one run of the model outputs for calibration."""
 DEFAULT_VALUE_BYTES = 8 << 20
-"""Assumed size of a value whose shape is unknown."""
+"""Assumed bytes of a value whose shape is unknown."""
 
 
 def group_by_bytes(names: Sequence[str], function: Function) -> Iterator[tuple[str, ...]]:
-    """Group names so that the values of a group take at most `MAX_GROUP_BYTES`."""
+    """Group the names of values so that each group has at most `MAX_GROUP_BYTES`, or one value."""
     group: list[str] = []
     size = 0
     for name in names:

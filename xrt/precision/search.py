@@ -1,4 +1,4 @@
-"""The search for plans of lower precision: try candidates by expected gain, and measure the error of each."""
+"""Search for plans of reduced precision: try precisions and quantized forms, largest expected gain first, and measure errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from xrt.cache import CompileCache
 from xrt.errors import CompileRefused, LockError
-from xrt.formats.placement_file import LoweredOutcome, LoweredPlanRecord
+from xrt.formats.placement_file import AttemptOutcome, AttemptRecord
 from xrt.graph import Function, Node, TensorType, hash_values
 from xrt.measure.timing import time_call
 from xrt.partition import partition
@@ -35,7 +35,7 @@ from xrt.placement.profiler import run_once
 from xrt.placement.race import is_allowed
 from xrt.placement.report import format_error
 from xrt.placement.result import describe_plan
-from xrt.precision.budget import ErrorBudget, Measure, MeasuredError, find_fault, read_examples
+from xrt.precision.budget import ErrorBudget, Measure, MeasuredError, find_fault, measure_relative_error, read_examples
 from xrt.precision.byte_sums import needs_reduced_range
 from xrt.precision.collectors import Observer, group_by_bytes
 from xrt.precision.sensitivity import NodeSelection, find_node_errors, make_switchable_model
@@ -59,19 +59,21 @@ MAX_NAMED_NODES = 32
 
 @dataclass(eq=False)
 class Attempt:
-    """A plan that the search tried, with its error and its time: one of lower precision, or the exact plan."""
+    """A plan that the search tried, with its error and its time. The exact plan is an attempt too."""
 
     plan: Plan
     precision: str
     engines: tuple[GraphCompiler, ...] = ()
-    """The engines that only plans of lower precision use."""
+    """The engines of reduced precision, in addition to the exact engines."""
     form: QuantizedForm | None = None
-    """How the model is quantized; None if it is not."""
+    """How the model is quantized; None if it is not quantized."""
+    has_bf16: bool = False
+    """Whether nodes that are not quantized are computed in bf16."""
     exact_nodes: tuple[str, ...] = ()
-    """The nodes in float32 to meet the budget, worst first."""
+    """The nodes that stay in float32 to meet the budget, largest error first."""
     program: Program | None = None
     error: MeasuredError = field(default_factory=lambda: MeasuredError(0.0))
-    outcome: LoweredOutcome = "lost"
+    outcome: AttemptOutcome = "lost"
     note: str = ""
     seconds: float | None = None
     first_calls: float = 0.0
@@ -82,23 +84,24 @@ class Attempt:
         """Whether the plan may be timed: it ran, and its error is within the budget."""
         return self.program is not None and self.outcome not in ("over", "wrong", "failed")
 
-    @property
-    def title(self) -> str:
-        return describe_plan(self.plan)
-
     def close(self) -> None:
         program, self.program = self.program, None
         if program is not None:
             program.close()
 
-    def to_record(self) -> LoweredPlanRecord:
-        """Convert to a record for storage."""
-        errors = {name: getattr(self.error, name) for name in ("error", "high", "worst")}
-        return LoweredPlanRecord(
-            self.title,
+    def to_record(self) -> AttemptRecord:
+        """Convert to a record for storage, in which numbers must be finite."""
+
+        def get_finite(value: float | None) -> float | None:
+            return value if value is not None and math.isfinite(value) else None
+
+        return AttemptRecord(
+            describe_plan(self.plan),
             self.precision,
             self.outcome,
-            **{name: value if value is not None and math.isfinite(value) else None for name, value in errors.items()},
+            error=get_finite(self.error.error),
+            high=get_finite(self.error.high),
+            worst=get_finite(self.error.worst),
             seconds=self.seconds,
             exact_count=len(self.exact_nodes),
             nodes=tuple(name[:400] for name in self.exact_nodes[:MAX_NAMED_NODES]),
@@ -114,39 +117,38 @@ class Workbench:
     cache: CompileCache
     """The cache for plans that may be chosen."""
     engines: Sequence[GraphCompiler]
-    """The exact engines, fastest first, the implicit one last."""
+    """The exact engines, fastest first, the implicit engine last."""
     scratch: CompileCache = field(default_factory=CompileCache)
-    """The cache for models that are only used to measure."""
+    """The cache for models that only serve to measure ranges and errors."""
 
     def plan_exact(self, function: Function) -> Plan:
-        """Place the Function on the fastest engine that supports all of it, or on several engines by priority."""
+        """Place the Function on the fastest engine that supports all its nodes, or on several engines by priority."""
         for engine in self.engines:
-            # A single region compiles fastest and needs no transfers; how fast the plan runs does not matter here.
+            # A single region compiles fastest and needs no transfers.
             if all(engine.why_not(node, function) is None for node in function.nodes):
                 return self._partition(function, [engine])
         return self._partition(function, self.engines)
 
     def plan_on(self, function: Function, engine: GraphCompiler, exact_nodes: Collection[str] = ()) -> Plan:
-        """Place all nodes that ``engine`` supports on it, except ``exact_nodes``; the other nodes run on the exact engines."""
+        """Place the nodes that ``engine`` supports on it, except ``exact_nodes``. Other nodes run on the exact engines."""
         supported = {node.name for node in function.nodes if engine.why_not(node, function) is None}
-        if not exact_nodes and len(supported) == len(function.nodes):
-            return self._partition(function, [engine])
-        others = [other for other in self.engines if other.spec != engine.spec]
+        other_engines = [other for other in self.engines if other.spec != engine.spec]
         if not exact_nodes:
-            return self._partition(function, [engine, *others])
+            is_whole = len(supported) == len(function.nodes)
+            return self._partition(function, [engine] if is_whole else [engine, *other_engines])
         # Assign each node explicitly: `partition` would also place `exact_nodes` on `engine` if it supports them.
-        by_priority = self._partition(function, others)
+        by_priority = self._partition(function, other_engines)
         assignment = {name: launch.engine for launch in by_priority.launches for name in launch.nodes}
         assignment |= dict.fromkeys(supported - set(exact_nodes), engine.spec)
-        implicit, device = self._find_implicit(others), self.request.device_map
-        return plan_from_assignment(function, [engine, *others], assignment, implicit=implicit, device=device)
+        implicit, device = self._find_implicit(other_engines), self.request.device_map
+        return plan_from_assignment(function, [engine, *other_engines], assignment, implicit=implicit, device=device)
 
     def _partition(self, function: Function, engines: Sequence[GraphCompiler]) -> Plan:
         request = self.request
         return partition(
             function,
             engines,
-            # Limits and pins are checked when the plan is tried, with a note; partitioning must not fail here.
+            # `CandidateSearch._try` checks limits and pins, and adds a note instead of an error.
             replace(request.clustering, minimum_nodes=1, maximum_nodes=None, pins=()),
             implicit=self._find_implicit(engines),
             device=request.device_map,
@@ -157,7 +159,7 @@ class Workbench:
         return implicit if any(engine.spec == implicit for engine in engines) and len(engines) > 1 else None
 
     def compile(self, plan: Plan, extra: Sequence[GraphCompiler] = (), *, is_scratch: bool = False) -> Program:
-        """Compile a plan; raises CompileRefused if an engine refuses a part of it."""
+        """Compile a plan; raises CompileRefused if an engine refuses a region of it."""
         engines = {engine.spec: engine for engine in (*self.engines, *extra)}
         compiled = compile_plan(plan, engines, self.request.context, self.scratch if is_scratch else self.cache)
         if not isinstance(compiled, Program):
@@ -173,7 +175,7 @@ class Workbench:
 def observe_values(
     bench: Workbench, function: Function, examples: Examples, names: Sequence[str], report: Callable[[str], object]
 ) -> Iterator[dict[str, Any]]:
-    """Run the Function on each example and yield the values with these names, for inputs and inner values alike."""
+    """Run the Function on each example and yield, per example, the inputs and inner values with these names."""
     inputs = [value.name for value in function.inputs]
     with ExitStack() as stack:
         programs = []
@@ -190,20 +192,18 @@ def observe_values(
             yield values
 
 
-# ---------------------------------------------------------------------- the search
-
 METRIC_TARGETS = (0.05, 0.02, 0.005)
-"""Relative errors to aim at when nodes are kept in float32, if the budget uses the caller's metric."""
+"""Relative errors to aim at when nodes stay in float32, for a budget with the caller's metric, which cannot be predicted."""
 MAX_SELECTIONS_PER_FORM = 3
-"""For each quantized form, at most this many selections of float32 nodes are tried."""
+"""Maximum number of selections of float32 nodes that are tried per quantized form."""
 MAX_EXACT_SHARE = 0.75
-"""Maximum share of the quantizable nodes that may stay in float32; with more, there is little left to gain."""
+"""Maximum share of the quantizable nodes that may stay in float32. With more, there is little left to gain."""
 SENSITIVITY_EXAMPLES = 2
 """Number of examples on which the error of each node is measured."""
 
 
 @dataclass(eq=False)
-class PrecisionSearch:
+class CandidateSearch:
     """The state of one search; `attempts` lists the plans it tried."""
 
     bench: Workbench
@@ -221,36 +221,39 @@ class PrecisionSearch:
     """The error of quantizing each node alone, by whether channels are balanced."""
 
     def run(self) -> None:
-        """Try until time runs out: 16-bit floats, int8 for all nodes, for products only, with some nodes in float32."""
+        """Try 16-bit floats, then int8 for all nodes, for products only, and with some nodes in float32, until time runs out."""
         try:
             # Floats of 16 bits come first because they need no calibration.
-            for precision, engine in self._list_lowered(("bf16", "fp16")):
+            for precision, engine in self._list_reduced_engines(("bf16", "fp16")):
                 exact_nodes = {node.name for node in self.function.nodes if self.options.is_exact(node.name, self.function)}
                 self._try(Attempt(self.bench.plan_on(self.function, engine, exact_nodes), precision, (engine,)))
             self._try_integers()
         except OutOfTime:
             self.notes.append("the budget of time ended before all precisions were tried")
             self.is_cut_off = True
+        except KeyboardInterrupt:
+            self.notes.append("it was interrupted before all precisions were tried")
+        self._note_nearest()
 
     @cached_property
     def expected(self) -> list[list[Any]]:
         """The outputs of the exact plan on the validation examples."""
-        assert self.exact.program is not None  # it is compiled before the search
+        assert self.exact.program is not None  # compiled before the search
         outputs, self.exact.first_calls = self.bench.run(self.exact.program, self.validate)
         return outputs
 
     def _try(self, attempt: Attempt) -> Attempt:
-        """Append a plan to `attempts`, run it and set its error and outcome. Raises OutOfTime if no time is left."""
+        """Add an attempt to `attempts`, run its plan, and set its error and outcome. Raises OutOfTime if no time is left."""
         if not self.is_in_time():
             raise OutOfTime
         self.attempts.append(attempt)
-        self.report(f"measuring the error of {attempt.precision} on {attempt.title}")
+        self.report(f"measuring the error of {attempt.precision} on {describe_plan(attempt.plan)}")
         if not is_allowed(attempt.plan, [*self.bench.engines, *attempt.engines], self.bench.request.clustering):
             attempt.outcome, attempt.note = "failed", "the options of clustering or pins do not allow it"
             return attempt
         try:
             attempt.program = self.bench.compile(attempt.plan, attempt.engines)
-            # Computed on first access. Only after the compile, since a plan that does not compile needs no expected outputs.
+            # After the compile: the first access runs the exact plan, which is not needed for a plan that does not compile.
             expected = self.expected
             outputs, attempt.first_calls = self.bench.run(attempt.program, self.validate)
         except Exception as error:  # noqa: BLE001  # whatever an engine raises
@@ -258,7 +261,7 @@ class PrecisionSearch:
             attempt.close()
             return attempt
         if fault := find_fault(expected, outputs):
-            # A large budget must not admit outputs that are constant or not finite.
+            # Even a large budget must not admit outputs that are constant or not finite.
             attempt.outcome, attempt.note, attempt.error = "wrong", fault, MeasuredError(np.inf)
         else:
             attempt.error = measure_plan_error(self.options, self.validate, expected, outputs)
@@ -267,40 +270,39 @@ class PrecisionSearch:
             attempt.close()
         return attempt
 
-    def _list_lowered(self, precisions: Sequence[Precision]) -> Iterator[tuple[Precision, GraphCompiler]]:
-        """Yield each precision with an engine that computes in it, for precisions that are allowed; fastest engine first."""
+    def _list_reduced_engines(self, precisions: Sequence[Precision]) -> Iterator[tuple[Precision, GraphCompiler]]:
+        """Yield each allowed precision with each engine that computes in it, fastest engine first."""
         for precision in precisions:
-            for engine in self.bench.engines if precision in self.options.allowed else ():
-                lowered = engine.lower_precision(precision)
-                if lowered is None:
+            if precision not in self.options.allowed:
+                continue
+            for engine in self.bench.engines:
+                reduced_engine = engine.lower_precision(precision)
+                if reduced_engine is None:
                     continue
-                if reason := lowered.unsupported_options(self.bench.request.context):
+                if reason := reduced_engine.unsupported_options(self.bench.request.context):
                     self.notes.append(f"{precision} on {engine.spec} was not tried: {reason}")
                 else:
-                    yield precision, lowered
+                    yield precision, reduced_engine
 
-    def describe_nearest(self) -> str:
-        """Describe the plan that came closest to the budget; empty if one is within it, or no error was measured."""
-        measured = [attempt for attempt in self.attempts if attempt.outcome == "over"]
-        if not measured or any(attempt.is_in_budget for attempt in self.attempts):
-            return ""
-        best = min(measured, key=lambda attempt: attempt.error.bound)
-        name, bound = self.options.budget.name, best.error.bound
-        return (
-            f"no lower precision is within the budget: the nearest is {best.precision} on {best.title}, "
-            f"{format_error(bound, name)} of {format_error(self.options.budget.limit, name)}; float32 is kept"
+    def _note_nearest(self) -> None:
+        """If all plans are over the budget, add a note with the plan of the smallest error."""
+        over_budget = [attempt for attempt in self.attempts if attempt.outcome == "over"]
+        if not over_budget or any(attempt.is_in_budget for attempt in self.attempts):
+            return
+        nearest = min(over_budget, key=lambda attempt: attempt.error.bound)
+        name = self.options.budget.name
+        self.notes.append(
+            f"no reduced precision is within the budget: the nearest is {nearest.precision} on {describe_plan(nearest.plan)}, "
+            f"{format_error(nearest.error.bound, name)} of {format_error(self.options.budget.limit, name)}; float32 is kept"
         )
-
-    # ------------------------------------------------------------------ integers
 
     @cached_property
     def prepared(self) -> Function:
-        """The model, prepared for quantization."""
         return prepare_for_quantization(self.function)
 
     @cached_property
     def _quantizable_nodes(self) -> dict[str, int]:
-        """Indices into ``prepared.nodes`` of the nodes that may be quantized, by name."""
+        """Maps the name of each node that may be quantized to its index in ``prepared.nodes``."""
         return {name: i for i, name in list_quantizable_nodes(self.prepared) if not self.options.is_exact(name, self.prepared)}
 
     @cached_property
@@ -320,172 +322,168 @@ class PrecisionSearch:
         return ""
 
     def _try_integers(self) -> None:
-        """Try the int8 forms, on each engine alone and, if allowed, with its remaining nodes in bf16.
+        """Try the int8 forms on each engine, with the other nodes in float32 and, if allowed, in bf16.
 
         1. If there are ranges, static int8 in all quantizable nodes.
         2. int8 in matrix products only.
-        3. The attempts of step 1 with the nodes of the largest errors in float32.
+        3. The attempts of step 1, with the nodes of the largest errors in float32.
         """
         if reason := self._why_not_quantized():
             self.notes.append(reason)
             return
-        engines = []
-        for _, engine in self._list_lowered(("int8",)):
-            engines.append((engine, ""))
-            mixed_engine = (
-                engine.lower_precision("bf16") if "bf16" in self.options.allowed and not self.options.exact_nodes else None
-            )
-            engines += [] if mixed_engine is None else [(mixed_engine, " and bf16")]
-        engines.sort(key=lambda pair: bool(pair[1]))  # try those with the rest in bf16 last: they gain least
+        integer_engines = [engine for _, engine in self._list_reduced_engines(("int8",))]
+        engines = [(engine, False) for engine in integer_engines]
+        if "bf16" in self.options.allowed and not self.options.exact_nodes:
+            # Last, because bf16 gains little once the products are quantized.
+            mixed_engines = (engine.lower_precision("bf16") for engine in integer_engines)
+            engines += [(engine, True) for engine in mixed_engines if engine is not None]
+
         full_attempts = []
         if self.calibrate.items or self.options.table is not None:
-            # Try without and with balanced channels: which of them has the lower error depends on the model.
+            # It depends on the model whether balanced channels reduce the error.
             for balance in dict.fromkeys(((), self.balance)):
-                for engine, title_suffix in engines:
+                for engine, has_bf16 in engines:
                     form = QuantizedForm(self.table, self.fixed, "static", balance, needs_reduced_range([engine]))
-                    full_attempts.append(self._try_form(engine, title_suffix, form))
+                    full_attempts.append(self._try_form(engine, form, has_bf16))
         else:
             self.notes.append("static int8 was not tried: it needs calibrate=, examples to measure ranges on")
-        # `lower_precision` returns the engine itself if it needs no other variant for int8: then it has integer kernels.
+
+        # `lower_precision("int8")` returns the engine itself if it has integer kernels.
         integer_kernel_specs = {engine.spec for engine in self.bench.engines}
-        for engine, title_suffix in engines:
-            names = list(self._quantizable_nodes)
-            for form, model in list_product_forms(
-                self.prepared, names, self.fixed, engine, has_kernels=engine.spec in integer_kernel_specs
-            ):
-                self._try_form(engine, title_suffix, form, model=model)
-        self._note_other_products()
+        names = list(self._quantizable_nodes)
+        for engine, has_bf16 in engines:
+            has_kernels = engine.spec in integer_kernel_specs
+            for form, model in list_product_forms(self.prepared, names, self.fixed, engine, has_kernels=has_kernels):
+                self._try_form(engine, form, has_bf16, model=model)
+        self._note_unquantizable_nodes()
         self._try_exact_nodes(full_attempts)
 
     def _try_form(
-        self,
-        engine: GraphCompiler,
-        title_suffix: str,
-        form: QuantizedForm,
-        exact: Sequence[str] = (),
-        model: Function | None = None,
+        self, engine: GraphCompiler, form: QuantizedForm, has_bf16: bool, exact: Sequence[str] = (), model: Function | None = None
     ) -> Attempt:
-        """Try a form on an engine, with the nodes ``exact`` in float32. ``model``: the quantized model, if built already."""
+        """Try a form on an engine, with the nodes ``exact`` in float32. ``model`` is the quantized model, if built already."""
         form = replace(form, exact_nodes=form.exact_nodes | {self._quantizable_nodes[name] for name in exact})
         self.report(f"quantizing, with {len(form.exact_nodes)} nodes in float32")
         plan = self.bench.plan_on(form.apply(self.prepared) if model is None else model, engine)
-        return self._try(Attempt(plan, f"{describe_form(form)}{title_suffix}", (engine,), form, tuple(exact)))
+        precision = f"{describe_form(form)} and bf16" if has_bf16 else describe_form(form)
+        return self._try(Attempt(plan, precision, (engine,), form, has_bf16, tuple(exact)))
 
-    def _note_other_products(self) -> None:
+    def _note_unquantizable_nodes(self) -> None:
         """Add notes with the number of products and convolutions that cannot be quantized, by reason."""
-        reasons = [
-            (node.op, reason)
-            for node in self.prepared.nodes
-            if node.op in _WITH_WEIGHTS and (reason := why_not_quantized(node, self.prepared, OPTIONS)) is not None
-        ]
-        for (op, reason), count in Counter(reasons).items():
-            self.notes.append(f"float32 in any plan: {count} {op}, {reason}")
-
-    # ------------------------------------------------------------------ ranges
+        counts: Counter[tuple[str, str]] = Counter()
+        for node in self.prepared.nodes:
+            if node.op in _WITH_WEIGHTS and (reason := why_not_quantized(node, self.prepared, OPTIONS)) is not None:
+                counts[node.op, reason] += 1
+        self.notes += [f"float32 in any plan: {count} {op}, {reason}" for (op, reason), count in counts.items()]
 
     @cached_property
     def _observed_ranges(self) -> tuple[CalibrationTable | None, dict[str, tuple[Any, Any]]]:
-        """Ranges to quantize to (None if none are needed), and extremes per channel of values that can be balanced."""
-        names = list_calibrated_values(self.prepared, OPTIONS) if self.options.table is None else []
-        balanced, keys, observer = list_balanced_values(self.prepared), hash_values(self.prepared), Observer()
-        channels: dict[str, tuple[Any, Any]] = {}
-        if names or balanced:
-            observed = list(dict.fromkeys([*names, *balanced]))
-            for values in observe_values(self.bench, self.prepared, self.calibrate, observed, self.report):
-                observer.add({keys[name]: (name, np.asarray(values[name])) for name in names})
-                for name in balanced:
-                    rows = np.asarray(values[name]).reshape(-1, np.shape(values[name])[-1])
-                    low, high = channels.get(name, (np.inf, -np.inf))
-                    # Minima and maxima are enough, since balancing only needs the largest magnitude of each channel.
-                    channels[name] = np.minimum(low, rows.min(axis=0)), np.maximum(high, rows.max(axis=0))
-        return observer.make_table() if names else None, channels
+        """The table of ranges (None if the caller passed one), and the extremes per channel of values that can be balanced."""
+        calibrated = list_calibrated_values(self.prepared, OPTIONS) if self.options.table is None else []
+        balanceable = list_balanced_values(self.prepared)
+        keys, observer = hash_values(self.prepared), Observer()
+        extremes: dict[str, tuple[Any, Any]] = {}
+        if not calibrated and not balanceable:
+            return None, {}
+        observed = list(dict.fromkeys([*calibrated, *balanceable]))
+        for values in observe_values(self.bench, self.prepared, self.calibrate, observed, self.report):
+            observer.add({keys[name]: (name, np.asarray(values[name])) for name in calibrated})
+            for name in balanceable:
+                rows = np.asarray(values[name]).reshape(-1, np.shape(values[name])[-1])  # the last axis has the channels
+                low, high = extremes.get(name, (np.inf, -np.inf))
+                extremes[name] = np.minimum(low, rows.min(axis=0)), np.maximum(high, rows.max(axis=0))
+        return observer.make_table() if calibrated else None, extremes
 
     @cached_property
     def table(self) -> CalibrationTable:
-        """The caller's ranges or those measured on the calibration examples, with the ranges of balanced values added."""
+        """The caller's ranges or the measured ranges, plus the ranges of balanced values after balancing."""
         if self.options.table is not None:
             original = self.options.original() if self.options.original is not None else self.function
             table = fit_table(self.options.table, self.prepared, original)
         else:
-            assert self._observed_ranges[0] is not None  # some node is quantized
+            assert self._observed_ranges[0] is not None  # a model to quantize has values to observe
             table = self._observed_ranges[0]
         if not self.balance:
             return table
-        factors = {value.name: np.exp2(np.array(value.exponents, np.float32)) for value in self.balance}
-        observed = self._observed_ranges[1]
-        channels = {name: (observed[name][0] / factor, observed[name][1] / factor) for name, factor in factors.items()}
-        return fit_balanced_table(table, self.prepared, balance_values(self.prepared, self.balance), channels)
+        extremes = {}
+        for value in self.balance:
+            low, high = self._observed_ranges[1][value.name]
+            divisors = np.exp2(np.array(value.exponents, np.float32))
+            extremes[value.name] = low / divisors, high / divisors
+        return fit_balanced_table(table, self.prepared, balance_values(self.prepared, self.balance), extremes)
 
     @cached_property
     def balance(self) -> tuple[BalancedValue, ...]:
-        """The values to balance, with a divisor per channel. Empty without calibration examples."""
-        channels = self._observed_ranges[1] if self.calibrate.items else {}
-        return find_balance(self.prepared, {name: np.maximum(-low, high) for name, (low, high) in channels.items()})
-
-    # ------------------------------------------------------------------ nodes in float32
+        """The values whose channels are balanced, with a divisor per channel. Empty without calibration examples."""
+        extremes = self._observed_ranges[1] if self.calibrate.items else {}
+        return find_balance(self.prepared, {name: np.maximum(-low, high) for name, (low, high) in extremes.items()})
 
     def _try_exact_nodes(self, full_attempts: Sequence[Attempt]) -> None:
         """Keep the nodes with the largest errors in float32 until the error is within the limit.
 
-        ``full_attempts`` are those with all nodes in int8. Start from the fastest, and from the fastest that computes the
-        remaining nodes in bf16. Of the forms of an engine, with and without balanced channels, use the one with less error.
+        ``full_attempts`` are the attempts with all nodes in int8. The search continues from the fastest one of them, and from
+        the fastest one with its other nodes in bf16.
         """
-        best: dict[str, Attempt] = {}
-        for full_attempt in sorted(full_attempts, key=lambda full_attempt: full_attempt.error.bound):
+        best_by_engine: dict[str, Attempt] = {}
+        for full_attempt in sorted(full_attempts, key=lambda attempt: attempt.error.bound):
+            # Of the forms with and without balanced channels, the more exact one needs fewer nodes in float32.
             if full_attempt.outcome != "failed":
-                # The more exact form needs fewer nodes in float32.
-                best.setdefault(full_attempt.engines[0].spec, full_attempt)
-        bases: dict[bool, Attempt] = {}
-        for full_attempt in sorted(best.values(), key=lambda full_attempt: full_attempt.first_calls):
-            bases.setdefault(full_attempt.precision.endswith("bf16"), full_attempt)
+                best_by_engine.setdefault(full_attempt.engines[0].spec, full_attempt)
+        fastest: dict[bool, Attempt] = {}
+        for full_attempt in sorted(best_by_engine.values(), key=lambda attempt: attempt.first_calls):
+            fastest.setdefault(full_attempt.has_bf16, full_attempt)
+
         budget = self.options.budget
-        # Nodes are selected by relative error. A cosine distance is about half the square of the relative error.
-        convert = (lambda error: math.sqrt(2 * error)) if budget.measure == "cosine" else float
-        for base in bases.values():
+        for base in fastest.values():
             if callable(budget.measure):
                 for target in METRIC_TARGETS:
                     self._try_exact(base, NodeSelection(self._measure_nodes(base), target))
-            # Nothing to do for a form that is within the limit already.
             elif base.error.bound > budget.limit:
-                selection = NodeSelection(self._measure_nodes(base), convert(budget.limit), convert(base.error.bound))
+                limit, error = self._to_relative(budget.limit), self._to_relative(base.error.bound)
+                selection = NodeSelection(self._measure_nodes(base), limit, error)
                 for _ in range(MAX_SELECTIONS_PER_FORM):
                     attempt = self._try_exact(base, selection)
                     if attempt is None or attempt.outcome == "failed" or attempt.error.bound <= budget.limit:
                         break
-                    selection.correct(convert(attempt.error.bound))
+                    selection.correct(self._to_relative(attempt.error.bound))
+
+    def _to_relative(self, error: float) -> float:
+        """Convert an error in the budget's measure to a relative error, by which nodes are selected."""
+        # A cosine distance is about half the square of the relative error.
+        return math.sqrt(2 * error) if self.options.budget.measure == "cosine" else error
 
     def _try_exact(self, base: Attempt, selection: NodeSelection) -> Attempt | None:
         """Try the form of ``base`` with the selected nodes in float32. Return None if no node or too many are selected."""
         exact_nodes = selection.choose()
         if base.form is None or not exact_nodes or len(exact_nodes) > MAX_EXACT_SHARE * len(self._quantizable_nodes):
             return None
-        return self._try_form(base.engines[0], " and bf16" if base.precision.endswith("bf16") else "", base.form, exact_nodes)
+        return self._try_form(base.engines[0], base.form, base.has_bf16, exact_nodes)
 
-    def find_errors(self, form: QuantizedForm) -> Mapping[str, float]:
-        """Return the error of quantizing each node alone, by node name. Empty if it was not measured for this kind of form."""
+    def get_node_errors(self, form: QuantizedForm) -> Mapping[str, float]:
+        """Get the error of quantizing each node alone, by node name; empty if it was not measured for such a form."""
         return self._errors.get(bool(form.balance), {})
 
     def _measure_nodes(self, base: Attempt) -> Mapping[str, float]:
-        """Measure the error of quantizing each node alone, by node name; later calls reuse it."""
+        """Measure the error of quantizing each node alone, by node name. Later calls return the same errors."""
         is_balanced = base.form is not None and bool(base.form.balance)
         if is_balanced in self._errors:
             return self._errors[is_balanced]
-        # Nodes are selected on calibration data so that the error on the validation data stays unbiased.
+        # Not the validation examples, if possible: nodes selected on them would have a smaller error there than elsewhere.
         items = (self.calibrate if self.calibrate.items else self.validate).items[:SENSITIVITY_EXAMPLES]
         names = list(self._quantizable_nodes)
         model = make_switchable_model(balance_values(self.prepared, self.balance if is_balanced else ()), self.table, names)
         program = self.bench.compile(self.bench.plan_exact(model), is_scratch=True)
-        # Compare with the same program with all switches off, so that differences between engines do not count as errors.
+        # The same program with all switches off, so that differences between engines do not count as errors.
         exact = [run_once(program, (*item.values, np.zeros(len(names), bool))) for item in items]
 
-        def measure_part(part: Sequence[str]) -> float:
-            self.report(f"measuring the error of {len(part)} of {len(names)} nodes alone")
-            switches = np.isin(names, part)
+        def measure_group(group: Sequence[str]) -> float:
+            self.report(f"measuring the error of {len(group)} of {len(names)} nodes alone")
+            switches = np.isin(names, group)
             outputs = [run_once(program, (*item.values, switches)) for item in items]
-            return self.options.relative.measure_error(exact, outputs, []).error
+            return measure_relative_error(exact, outputs)
 
         try:
-            self._errors[is_balanced] = find_node_errors(names, measure_part, self.is_in_time)
+            self._errors[is_balanced] = find_node_errors(names, measure_group, self.is_in_time)
         finally:
             program.close()
         return self._errors[is_balanced]
@@ -494,7 +492,7 @@ class PrecisionSearch:
 def measure_plan_error(
     options: PrecisionOptions, examples: Examples, expected: Sequence[Sequence[Any]], outputs: Sequence[Sequence[Any]]
 ) -> MeasuredError:
-    """Measure the error of outputs. For a metric, concatenate the outputs of examples that are rows of one batch."""
+    """Measure the error of outputs. For a metric, examples that are rows of one batch are joined again."""
     if not callable(options.budget.measure):
         return options.budget.measure_error(expected, outputs, [item.example for item in examples.items])
     # A metric such as an accuracy expects the batches that the caller passed, with their labels.
@@ -502,24 +500,22 @@ def measure_plan_error(
     for index, item in enumerate(examples.items):
         batches.setdefault(item.batch, []).append(index)
     items = [examples.items[indices[0]].example for indices in batches.values()]
-    merged = [[_merge([side[index] for index in indices]) for indices in batches.values()] for side in (expected, outputs)]
-    return options.budget.measure_error(merged[0], merged[1], items)
+    joined_expected = [_join([expected[index] for index in indices]) for indices in batches.values()]
+    joined_outputs = [_join([outputs[index] for index in indices]) for indices in batches.values()]
+    return options.budget.measure_error(joined_expected, joined_outputs, items)
 
 
-def _merge(outputs: Sequence[Sequence[Any]]) -> Sequence[Any]:
-    """Concatenate the outputs of the examples of one batch; of a scalar output, use the first."""
-    if len(outputs) == 1:
-        return outputs[0]
-    return [np.concatenate(column) if column[0].ndim else column[0] for column in zip(*outputs, strict=True)]
+def _join(examples: Sequence[Sequence[Any]]) -> Sequence[Any]:
+    """Concatenate each output over the examples of a batch. A scalar output is taken from the first example."""
+    if len(examples) == 1:
+        return examples[0]
+    return [np.concatenate(arrays) if arrays[0].ndim else arrays[0] for arrays in zip(*examples, strict=True)]
 
-
-# ---------------------------------------------------------------------- forms of products alone
 
 MIN_MATRIX_SHARE = 0.1
-"""Quantizing only the matrix products (Gemm, MatMul) is tried if their constant matrices have at least this share of the bytes of
-all weights of convolutions and products."""
+"""Products (Gemm, MatMul) are quantized without convolutions if their matrices have at least this share of all weight bytes."""
 MAX_STORED8_ROWS = 16
-"""``stored8`` is tried if no product has more rows: with more, reading the weights no longer limits the speed."""
+"""The form ``stored8`` is tried if no product has more rows. With more, reading the weights no longer limits the speed."""
 _WITH_WEIGHTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _FORM_NAMES = {"static": "int8", "dynamic": "dynamic int8", "packed8": "int8 weights", "stored8": "int8 weights"}
 
@@ -538,32 +534,29 @@ def list_product_forms(
 ) -> Iterator[tuple[QuantizedForm, Function]]:
     """Yield the forms that quantize matrix products only and that the engine supports, each with the quantized model.
 
-    ``names`` are the nodes that may be quantized, ``fixed`` the indices of those that stay in float32. Matrices are packed if the
-    engine has a packed product; otherwise they are stored as integers if reading them dominates. ``has_kernels`` is True if the
-    engine has integer kernels beyond pairs of QuantizeLinear and DequantizeLinear: without them MatMulInteger took 16 times as
-    long.
+    ``names`` are the nodes that may be quantized, ``fixed`` the indices of nodes that stay in float32. ``has_kernels`` tells
+    whether the engine has integer kernels beyond pairs of QuantizeLinear and DequantizeLinear.
     """
-    weights = {node.inputs[1] for node in prepared.nodes if node.op in _WITH_WEIGHTS and node.inputs[1] in prepared.constants}
     products = [node for node in map(prepared.node, names) if why_not_matrix(node, prepared, OPTIONS) is None]
     matrices = {node.inputs[1] for node in products}
+    weights = {node.inputs[1] for node in prepared.nodes if node.op in _WITH_WEIGHTS and node.inputs[1] in prepared.constants}
+    matrix_bytes, weight_bytes = (sum(prepared.constants[name].nbytes for name in group) for group in (matrices, weights))
     # In a model of convolutions, integer products save too little to be worth a trial.
-    if sum(prepared.constants[m].nbytes for m in matrices) < MIN_MATRIX_SHARE * sum(
-        prepared.constants[w].nbytes for w in weights
-    ):
+    if not matrices or matrix_bytes < MIN_MATRIX_SHARE * weight_bytes:
         return
-    kinds: list[FormKind] = ["dynamic", "packed8"] if has_kernels else ["packed8"]
+    kinds: list[FormKind] = ["packed8"]
+    if has_kernels:  # without, MatMulInteger of the dynamic form took 16 times as long
+        kinds.insert(0, "dynamic")
     if all(_count_rows(node, prepared) <= MAX_STORED8_ROWS for node in products):
         kinds.append("stored8")
-    has_weights = False
-    for kind in kinds if matrices else ():
-        if kind == "stored8" and has_weights:  # the packed form has the same weights
-            continue
+    for kind in kinds:
         form = QuantizedForm(None, fixed, kind, reduce_range=kind == "dynamic" and needs_reduced_range([engine]))
         model = form.apply(prepared)
         changed = (node for node in model.nodes if prepared.producer(node.outputs[0]) != node)
         if all(engine.why_not(node, model) is None for node in changed):
-            has_weights = kind == "packed8"
             yield form, model
+            if kind == "packed8":
+                return  # stored8 would have the same weights
 
 
 def _count_rows(node: Node, function: Function) -> float:
@@ -573,29 +566,13 @@ def _count_rows(node: Node, function: Function) -> float:
     return math.prod(extent if isinstance(extent, int) else math.inf for extent in shape[:-1]) if shape else math.inf
 
 
-MAX_CONTENDERS = 3
-"""At most this many plans are timed against the exact one: the fastest by their first calls."""
-FIRST_CALL_RATIO = 1.25
-"""A plan is not timed further if its first call took more than this many times as long as that of the exact plan."""
-
-
-def list_contenders(attempts: Sequence[Attempt], exact: float) -> list[Attempt]:
-    """Select the plans to time against the exact plan, whose first call took ``exact`` seconds."""
-    return sorted((x for x in attempts if x.first_calls <= FIRST_CALL_RATIO * exact), key=lambda x: x.first_calls)[
-        :MAX_CONTENDERS
-    ]
-
-
-# ---------------------------------------------------------------------- the error of a locked plan
-
-
 def check_error(
     setup: RegressionSetup, plan: Plan, record: PrecisionRecord, validate: Sequence[Any] | None, inputs: Sequence[Value]
 ) -> None:
-    """Raise LockError if the error of a locked plan exceeds the budget in the lockfile.
+    """Measure the error of a locked plan again, and raise LockError if it exceeds the budget in the lockfile.
 
-    The error is measured against the reference engine, on the validation examples that the lockfile was written with. Raises
-    LockError too if these examples are missing or differ.
+    The plan is compared with the reference engine on the validation examples that the lockfile was written with. Raises LockError
+    too if these examples are missing or differ.
     """
     if record.measure not in get_args(Measure):
         raise LockError(f"the error in the lockfile was measured by the metric {record.measure!r}, which is not stored in it")
@@ -616,15 +593,15 @@ def check_error(
         outputs, _ = bench.run(program, fitted)
     finally:
         program.close()
-    # The reference must not update the examples, which the plan reads too.
-    plain = request.function.replace(aliases=())
-    expected = [list(setup.reference(plain, list(item.values))) for item in fitted.items]
+    # Without aliases the reference does not update the examples, which the next call reads too.
+    without_aliases = request.function.replace(aliases=())
+    expected = [list(setup.reference(without_aliases, list(item.values))) for item in fitted.items]
     if fault := find_fault(expected, outputs):
         raise LockError(f"the plan in {record.precision} computes wrong results: {fault}")
     error = budget.measure_error(expected, outputs, [item.example for item in fitted.items])
     if error.bound > record.limit:
-        now, limit, was = (format_error(number, record.measure) for number in (error.bound, record.limit, record.error))
         raise LockError(
-            f"the error of the plan in {record.precision} is over the budget: up to {now}, and {limit} is allowed; it was {was} "
+            f"the error of the plan in {record.precision} is over the budget: up to {format_error(error.bound, record.measure)}, "
+            f"and {format_error(record.limit, record.measure)} is allowed; it was {format_error(record.error, record.measure)} "
             "when it was locked"
         )

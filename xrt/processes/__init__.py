@@ -1,8 +1,7 @@
 """Child processes: start, communicate, and end them with the process that started them.
 
-A Python child has the same import path as this process, without the current directory. However this process ends, the system
-kills its children and their process groups. A worker answers the messages of a `client.WorkerProcess` with `ipc.serve`; `run` is
-for other programs.
+However this process ends, the system kills its children and their process groups. `run` runs any program. A
+`client.WorkerProcess` is a Python process that answers requests with `ipc.serve`.
 """
 
 from xrt.processes.spawn import end, kill, list_descendants, name_signal, run, start, start_python

@@ -1,7 +1,4 @@
-"""The client of a worker process: sends one request at a time, and raises crashes, timeouts and remote errors as exceptions.
-
-Requests and answers are messages of `ipc`, whose `serve` the worker runs.
-"""
+"""The client of a worker process: sends one request at a time, and raises crashes, timeouts and remote errors as exceptions."""
 
 from __future__ import annotations
 
@@ -19,16 +16,16 @@ import xrt.errors
 from xrt.errors import XRTError
 from xrt.forking import get_generation
 from xrt.processes.ipc import Message, SharedBuffer, receive, send
-from xrt.processes.spawn import NOTHING_ADDED, end, name_signal, start_python
+from xrt.processes.spawn import end, name_signal, start_python
 
-START = 120.0
-"""Maximum seconds for a worker to start."""
-PATIENCE = 1.0
-"""Seconds for a worker to exit voluntarily."""
+MAX_START_SECONDS = 120.0
+"""Seconds that a worker may take to start, in which it imports its libraries."""
+EXIT_SECONDS = 1.0
+"""Seconds that a worker may take to exit after its socket was closed."""
 
 
 class WorkerFailure(Exception):
-    """A request to a worker failed; the base of the errors below."""
+    """A request to a worker failed; base class of the other errors."""
 
 
 class WorkerLost(WorkerFailure):
@@ -47,9 +44,9 @@ class WorkerDied(WorkerLost):
 
     def __init__(self, code: int, output: str = "") -> None:
         self.code = code
-        """Exit status; negative signal number if a signal ended it."""
+        """Exit status, or the negative number of the signal that ended the process."""
         self.output = output
-        # A native crash, and the kernel that runs out of memory, end a process by a signal.
+        # A crash of native code ends a process by a signal, and so does the kernel when memory runs out.
         self.ended_by = name_signal(-code) if code < 0 else f"exit status {code}"
         crash = f"its process was ended by {self.ended_by}: a crash, or the system had no memory left"
         text = crash if code < 0 else f"its process ended by itself, with status {code}"
@@ -73,7 +70,7 @@ class RemoteError(WorkerFailure):
         """Names of the nodes that the error is about."""
 
     def restore(self) -> Exception:
-        """Create the XRTError that was raised in the worker; if it was another exception, return this RemoteError."""
+        """Create the XRTError that was raised in the worker. If it was another exception, return this RemoteError."""
         cls = getattr(xrt.errors, self.kind, None)
         if not (isinstance(cls, type) and issubclass(cls, XRTError)):
             return self
@@ -84,22 +81,18 @@ class RemoteError(WorkerFailure):
 
 
 class WorkerProcess:
-    """A Python process that serves one request at a time. The constructor does not wait for its start; the first request does."""
+    """A Python process that serves one request at a time. The first request waits for the start of the process."""
 
     def __init__(
-        self,
-        entry: str,
-        *arguments: str,
-        environment: Mapping[str, str] = NOTHING_ADDED,
-        keeps_output: bool = True,
+        self, entry: str, *arguments: str, environment: Mapping[str, str] | None = None, keeps_output: bool = True
     ) -> None:
         """Start ``entry``, which must call `xrt.processes.ipc.serve` with its first argument, a socket handle.
 
         With ``keeps_output`` the output is kept for `WorkerDied`, otherwise it goes to standard error.
         """
-        # Not standard input and output: libraries write to these.
+        # A socket, because libraries write to standard output.
         channel, child_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        # In memory, not a pipe: nobody reads it while the process runs, and a full pipe would block its writer.
+        # In memory, because a full pipe would block the worker: the output is only read after its end.
         output = os.fdopen(os.memfd_create("xrt-output"), "w+", errors="replace") if keeps_output else None
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
         with child_channel:
@@ -109,31 +102,32 @@ class WorkerProcess:
         self._is_ready = False
         self._generation = get_generation()
         self.end = weakref.finalize(self, _end, self._generation, self._process, channel, output)
-        """Kill the process with all its descendants, such as compilers, and release its resources.
+        """Kill the process with all its descendants, such as compilers, and close the socket.
 
-        In a forked child, only close the child's copies: the process belongs to the parent."""
+        In a forked child, the process belongs to the parent. The child only closes its copy of the socket."""
 
     def ask(
         self, message: Mapping[str, Any], buffer: SharedBuffer | None = None, seconds: float | None = None
     ) -> tuple[Message, memoryview]:
         """Send a request with the blocks of ``buffer``; return the response and the shared memory that it refers to.
 
-        ``seconds`` limits the time until the response, without the start of the process. Raises RemoteError if the worker
-        reports an exception, WorkerLost if the process died or exceeded the limit.
+        ``seconds`` limits the time from the sending to the response. Raises RemoteError if the request raised an exception in the
+        worker, WorkerLost if the process died or exceeded the limit.
         """
         try:
             if not self._is_ready:
-                # The time limit of a request is not spent on the start, which imports libraries.
-                with self._limit_time(START):
+                # The start, which imports libraries, has a time limit of its own.
+                with self._limit_time(MAX_START_SECONDS):
                     receive(self._channel)
                 self._is_ready = True
             with self._limit_time(seconds) as set_timeout:
                 send(self._channel, message, buffer)
-                set_timeout()  # a large message has used a part of the time
+                set_timeout()  # sending a large message has taken time
                 reply, memory = receive(self._channel)
         except WorkerLost:
             raise
-        except BaseException:  # also for an interrupt: its late answer would be read as that of the next request
+        except BaseException:
+            # Also after Ctrl-C: the late answer would be read as that of the next request.
             self.end()
             raise
         if "error" in reply:
@@ -143,7 +137,7 @@ class WorkerProcess:
 
     @contextmanager
     def _limit_time(self, seconds: float | None) -> Iterator[Callable[[], None]]:
-        """Convert a timeout or the end of the process to WorkerLost. Yields a function that sets the socket's timeout again."""
+        """Convert a timeout or the end of the process to WorkerLost. Yields a function that sets the timeout to the time left."""
         deadline = None if seconds is None else time.monotonic() + seconds
 
         def set_timeout() -> None:
@@ -157,14 +151,14 @@ class WorkerProcess:
             raise WorkerTimedOut(seconds or 0.0) from error
         except (OSError, EOFError) as error:
             death = self._explain_death()
-            # Linux sends SIGKILL when memory runs out.
+            # When memory runs out, Linux sends SIGKILL.
             raise death from MemoryError(str(death)) if death.code == -signal.SIGKILL else error
 
     def _explain_death(self) -> WorkerDied:
-        """End a process that has closed its channel; return its exit status and output as an error."""
+        """End a process that has closed its socket; return its exit status and output as an error."""
         try:
-            code = self._process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:  # it has closed the channel and runs on
+            code = self._process.wait(EXIT_SECONDS)
+        except subprocess.TimeoutExpired:  # it still runs
             code = 0
         output = ""
         if self._output is not None and not self._output.closed:
@@ -175,24 +169,24 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether this process (not its parent) started the worker and has not ended it. The worker may have died since."""
+        """Whether this process, not the parent of a fork, started the worker and has not ended it. The worker may have died."""
         return self.end.alive and self._generation == get_generation()
 
     def kill(self) -> None:
-        """Kill the process, even during a request in another thread, which then raises WorkerDied and cleans up."""
+        """Kill the process. A request that another thread has made then raises WorkerDied."""
         if self.is_alive:
             self._process.kill()
 
     def close(self) -> None:
-        """Let the process exit cleanly; kill it if it does not within `PATIENCE` seconds."""
+        """Let the process exit cleanly; kill it if it does not within `EXIT_SECONDS`."""
         self._channel.close()  # the worker then ends its loop
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(PATIENCE)
+            self._process.wait(EXIT_SECONDS)
         self.end()
 
 
 def _end(generation: int, process: subprocess.Popen[bytes], channel: socket.socket, output: IO[str] | None) -> None:
-    """Kill the process and close the resources. This is not a method because a finalizer must not refer to its object."""
+    """Kill the process and close the resources. Not a method, because a finalizer must not refer to its object."""
     # In a forked child the process belongs to the parent.
     if generation == get_generation():
         end(process)

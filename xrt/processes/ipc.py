@@ -1,7 +1,7 @@
-"""Messages between two processes, as JSON over a socket and shared memory for large data, and the worker that answers them.
+"""Messages between two processes, as JSON over a socket with shared memory for large data, and the loop of a worker.
 
-A message has the offsets and lengths of its blocks in the shared memory. Nothing is pickled, so that a message cannot run code.
-The memory has no name, so that processes that are killed leave no files behind.
+A message refers to blocks of the shared memory by offset and length. Nothing is pickled, so a message cannot run code. The
+memory has no name, so a killed process leaves no files behind.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ import xrt.errors
 
 Message: TypeAlias = dict[str, Any]
 Block: TypeAlias = tuple[int, int]
-"""Offset and length in shared memory."""
+"""Offset and length in shared memory, in bytes."""
 _ALIGNMENT = 64
-"""Bytes of a cache line, and of the widest vector registers of x86."""
+"""Bytes of a cache line, and of the widest vector register of x86."""
 _LENGTH = struct.Struct("<Q")
-"""The head of a message: the length of the JSON that follows."""
+"""The header of a message: the length in bytes of the JSON text that follows."""
 
 
 @dataclass(eq=False)
 class SharedBuffer:
-    """Collects blocks of bytes to send with a message. `put` assigns their offsets, and `send` copies them to shared memory."""
+    """Collects blocks of bytes to send with a message. `put` assigns their offsets; `send` copies them to shared memory."""
 
     size: int = 0
     """Total size in bytes, with the gaps for alignment."""
     _blocks: list[tuple[int, memoryview]] = field(default_factory=list)
 
     def put(self, data: memoryview) -> Block:
-        """Add bytes, which must not change until they are sent. Return their offset and length; these belong in the message."""
+        """Add bytes, which must not change until they are sent. Return their offset and length, to put into the message."""
         offset = -(-self.size // _ALIGNMENT) * _ALIGNMENT
         self._blocks.append((offset, data))
-        # Even an empty block gets a byte: memory of size 0 cannot be mapped.
+        # An empty block gets a byte, because memory of size 0 cannot be mapped.
         self.size = offset + max(data.nbytes, 1)
         return offset, data.nbytes
 
-    def memory(self) -> int:
-        """Copy all blocks into shared memory; return its file descriptor, which the caller closes."""
+    def copy_to_memory(self) -> int:
+        """Copy all blocks to new shared memory; return its file descriptor, which the caller closes."""
         handle = os.memfd_create("xrt", os.MFD_CLOEXEC)
         try:
             os.truncate(handle, self.size)
@@ -57,62 +57,60 @@ class SharedBuffer:
 
 
 def _write(handle: int, data: memoryview, offset: int) -> None:
-    """Write bytes at an offset of a file. The GIL is released, so that other threads run while gigabytes are copied."""
-    rest = data.cast("B") if data.nbytes else data
-    while rest.nbytes:
-        written = os.pwrite(handle, rest, offset)
-        rest, offset = rest[written:], offset + written
+    """Write bytes at an offset of a file."""
+    remaining = data.cast("B") if data.nbytes else data
+    while remaining.nbytes:
+        # Releases the GIL, so that other threads run while gigabytes are copied.
+        written = os.pwrite(handle, remaining, offset)
+        remaining, offset = remaining[written:], offset + written
 
 
 def read_block(memory: memoryview, block: Sequence[int]) -> memoryview:
-    """View the bytes of a block, which is an offset and a length as `SharedBuffer.put` returns them."""
+    """View the bytes of a block, an offset and a length as `SharedBuffer.put` returns them."""
     offset, length = block
     return memory[offset : offset + length]
 
 
 def send(channel: socket.socket, message: Mapping[str, Any], buffer: SharedBuffer | None = None) -> None:
     """Send a message with the blocks of ``buffer``; raises OSError if the other end is closed."""
-    # Everything that can fail by the message comes first: once a byte is sent, the rest must follow.
+    # First what the message may cause to fail: after the first byte, the whole message must follow.
     data = json.dumps(message).encode()
-    memory = buffer.memory() if buffer is not None and buffer.size else None
+    memory = buffer.copy_to_memory() if buffer is not None and buffer.size else None
     try:
         socket.send_fds(channel, [_LENGTH.pack(len(data))], [] if memory is None else [memory])
         channel.sendall(data)
     finally:
-        if memory is not None:  # the receiver has a descriptor of its own
+        if memory is not None:  # the receiver gets its own descriptor
             os.close(memory)
 
 
 def receive(channel: socket.socket) -> tuple[Message, memoryview]:
-    """Receive a message and its shared memory, which is empty if it has no blocks.
+    """Receive a message and its shared memory, which is empty if the message has no blocks.
 
     Raises EOFError if the other end is closed, TimeoutError, or another OSError.
     """
-    # The descriptor arrives with the first bytes of a message.
-    head, handles, _, _ = socket.recv_fds(channel, _LENGTH.size, 1, socket.MSG_WAITALL)
+    # The descriptor arrives with the header.
+    header, handles, _, _ = socket.recv_fds(channel, _LENGTH.size, 1, socket.MSG_WAITALL)
     memory = _map_memory(handles[0]) if handles else memoryview(b"")
-    if len(head) < _LENGTH.size:
+    if len(header) < _LENGTH.size:
         raise EOFError("the other process is gone")
-    (length,) = _LENGTH.unpack(head)
-    # In pieces, so that no memory is allocated for a length whose data never arrive.
+    (length,) = _LENGTH.unpack(header)
+    # In pieces of at most 1 MB, so that a wrong length does not allocate memory.
     data = bytearray()
     while len(data) < length:
-        part = channel.recv(min(length - len(data), 1 << 20))
-        if not part:
+        received = channel.recv(min(length - len(data), 1 << 20))
+        if not received:
             raise EOFError("the other process is gone")
-        data += part
+        data += received
     return json.loads(data), memory
 
 
 def _map_memory(handle: int) -> memoryview:
-    """Map shared memory and close its descriptor. The memory is freed when the last view of it is gone."""
+    """Map shared memory and close its descriptor. The memory is freed with its last view."""
     try:
         return memoryview(mmap.mmap(handle, os.fstat(handle).st_size))
     finally:
         os.close(handle)
-
-
-# ---------------------------------------------------------------------- in the worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,23 +144,24 @@ def serve(handle: str, answer: Answer) -> None:
 
 
 def _serve_one(channel: socket.socket, answer: Answer) -> None:
-    """Receive a message and send the response. On return no reference to the message's memory is left, so it can be freed."""
+    """Receive a message and send the response. In a function of its own, so that the message's memory is freed afterwards."""
     try:
         message, memory = receive(channel)
     except MemoryError as error:
-        return send(channel, {"error": _describe(error)})
+        return send(channel, {"error": _describe_error(error)})
     buffer = SharedBuffer()
     try:
         result = answer(Request(message, memory, buffer))
     except Exception as error:  # noqa: BLE001  # re-raised by the client
-        return send(channel, {"error": _describe(error)})
+        return send(channel, {"error": _describe_error(error)})
     try:
         return send(channel, {"answer": result}, buffer)
-    except (MemoryError, TypeError, ValueError) as error:  # nothing was sent yet: out of memory, or not JSON
-        return send(channel, {"error": _describe(error)})
+    except (MemoryError, TypeError, ValueError) as error:
+        # Out of memory, or the result is not JSON. Nothing was sent yet.
+        return send(channel, {"error": _describe_error(error)})
 
 
-def _describe(error: Exception) -> Message:
-    """Convert an error to the fields of `RemoteError`. ``kind`` is its nearest base class in `xrt.errors`, else its own class."""
+def _describe_error(error: Exception) -> Message:
+    """Convert an error to the fields of `RemoteError`. ``kind`` is its nearest class in `xrt.errors`, else its own class."""
     names = (cls.__name__ for cls in type(error).__mro__ if cls.__module__ == xrt.errors.__name__)
     return {"kind": next(names, type(error).__name__), "text": str(error), "nodes": list(getattr(error, "nodes", ()))}

@@ -230,7 +230,7 @@ class _Compilation:
             return
         from concurrent.futures import wait
 
-        from xrt.processes.background import begin
+        from xrt.processes.background import start_in_background
 
         remaining = iter(items)
 
@@ -244,7 +244,7 @@ class _Compilation:
                     self.is_abandoned = True  # the other threads stop after their current items
                     raise
 
-        threads = [begin(run_remaining, "xrt-compile") for _ in range(workers)]
+        threads = [start_in_background(run_remaining, "xrt-compile") for _ in range(workers)]
         # A signal that arrives just before a wait is handled only after the wait, so waits are short.
         while wait(threads, 1.0).not_done:
             pass

@@ -32,7 +32,7 @@ from xrt.formats import onnx
 from xrt.graph import Function, find_schema
 from xrt.models import fill_random_weights
 from xrt.operators import is_training
-from xrt.verify.comparison import find_ambiguity
+from xrt.verify.comparison import find_ambiguities
 from xrt.verify.execution import run_alone
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -74,7 +74,7 @@ class ConformanceCase:
     @cached_property
     def ties(self) -> list[Ambiguity | None]:
         """For each output, the elements with two valid results, since a discontinuous operator is near a step. None if none."""
-        return find_ambiguity(self.function, self.inputs, _reference)
+        return find_ambiguities(self.function, self.inputs, _reference)
 
     @cached_property
     def operators(self) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ from xrt.testing.generate import rename_values
 from xrt.testing.open_dims import OPENINGS, Opening
 from xrt.testing.running import as_planned, make_module, overlook_deviations, pin_nodes, run_outputs
 from xrt.testing.strategies import Form, functions, labels, make_random_inputs
-from xrt.verify.comparison import find_ambiguity
+from xrt.verify.comparison import find_ambiguities
 from xrt.verify.execution import compile_alone, fit_inputs, run_alone, run_regions
 from xrt.worker.isolated_engine import why_not_isolated
 
@@ -220,7 +220,7 @@ class EngineSuite:
         inputs = make_random_inputs(function, seed)
         # Inputs are made again from the seed, in case a run wrote to them.
         expected = cls.truth(function, make_random_inputs(function, seed))
-        ties = find_ambiguity(function, inputs, cls.truth)
+        ties = find_ambiguities(function, inputs, cls.truth)
         names = [value.name for value in function.outputs]
         return compare_all(list(results), expected, cls.tolerance, ties=ties, names=names)
 

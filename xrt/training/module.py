@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 class TrainModule:
     """A model in training: each call makes one step and returns the loss.
 
-    ``loss``, ``optimizer``, ``parameters``, ``clip_norm``, ``accumulation_steps`` and ``seed`` are as in `xrt.training.step`;
-    other options are those of `XRTModule`. The module owns copies of the parameters and the optimizer state; the model is
-    unchanged. For a `torch.nn.Module`, pass example inputs as ``args``; its parameters and buffers are the initial values.
-    Raises the errors of `step` and `XRTModule`.
+    ``loss``, ``optimizer``, ``parameters``, ``clip_norm``, ``accumulation_steps`` and ``seed`` are as in `xrt.training.step`.
+    Further options are those of `XRTModule`. The module trains copies of the parameters; the model does not change. For a
+    `torch.nn.Module`, pass example inputs as ``args``; training starts from its parameters and buffers. Raises the errors of
+    `step` and `XRTModule`.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class TrainModule:
         self.module = XRTModule(function, engine, **options)
         """The XRTModule of the step, for its plan, explanation and profile."""
         self.session = self.module.new_session()
-        """The session with the state."""
+        """Holds the parameters and the optimizer state."""
         for name, constant in self._initial.items():
             self.session.state[name] = constant.array
-        # Buffers such as running statistics start at the values of the PyTorch module.
+        # Running statistics, for example, start at the values of the PyTorch module.
         self.session.state.update(trained.buffers)
 
     def __call__(self, *args: Any, options: RunOptions | None = None, **named: Any) -> Any:
         """Make one step; return the outputs of the model, preceded by the loss if a `Loss` computes it.
 
-        ``options`` are those of a module call, without output buffers; ``RunOptions(profile=True)`` records the step for
-        `profile`.
+        ``options`` are those of a module call, without output buffers. With ``RunOptions(profile=True)``, `profile` includes
+        the step.
         """
         import numpy as np
 
@@ -88,8 +88,6 @@ class TrainModule:
     def profile(self) -> Profile:
         """Times and memory of the steps called with ``options=RunOptions(profile=True)``."""
         return self.module.profile()
-
-    # ------------------------------------------------------------------ parameters
 
     @property
     def parameters(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -102,16 +100,17 @@ class TrainModule:
         return int(self.session.state[STEP])
 
     def state_dict(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Copies of the whole state: parameters, optimizer state, step counter."""
+        """Copy the whole state: parameters, optimizer state and step counter."""
         return dict(self.session.state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned; raises InputError, without changes, if the names differ."""
         names = list(self.session.state)
-        for name in (*names, *state):
-            if name not in names or name not in state:
-                where = f"is none of the module's.{did_you_mean(name, names)}" if name not in names else "is missing."
-                raise InputError(f"the state has other names: {name!r} {where}")
+        for name in state:
+            if name not in names:
+                raise InputError(f"the state has other names: {name!r} is none of the module's.{did_you_mean(name, names)}")
+        if missing := [name for name in names if name not in state]:
+            raise InputError(f"the state has other names: {missing[0]!r} is missing.")
         self.session.state.update(state)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -119,16 +118,18 @@ class TrainModule:
         self.session.save(path)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Load a checkpoint; training continues with the same numbers as after it was written."""
+        """Load a checkpoint that `save` wrote. Training then continues as it would have without the interruption."""
         self.session.restore(path)
 
     def eval(self, model: Any = None) -> EvalModule:
-        """Make a module for inference that reads the current weights of the training in each call.
+        """Make a module for inference, each call of which reads the current weights.
 
-        Dropout is off, and BatchNormalization uses running statistics. The default is the training model in inference form; a
-        `torch.nn.Module` is captured again in eval mode. A Function that `xrt.from_torch` traced in training mode computes batch
-        statistics with plain operators, so it has no inference form: pass ``xrt.from_torch(module.eval(), ...)`` as ``model``.
-        Its constants are replaced by the trained values of the same names; raises InputError if one has another type.
+        Dropout is off, and BatchNormalization uses running statistics. The default model is the training model in inference form;
+        a `torch.nn.Module` is captured again in eval mode.
+
+        ``model`` is needed for a Function that `xrt.from_torch` captured in training mode, because its batch statistics are plain
+        operators: pass ``xrt.from_torch(module.eval(), ...)``. Its constants are replaced by the trained values of the same
+        names; raises InputError if one has another type.
         """
         engine, options = self._engine_options
         return EvalModule(self._make_inference_form(model), self.session, engine, options)
@@ -142,13 +143,13 @@ class TrainModule:
         _check_weight_types(function, self.session)
         with self.session.borrow() as arrays:
             names = {name for name in (*function.constants, *(value.name for value in function.inputs)) if name in arrays}
-            # A snapshot: the session keeps changing its arrays.
+            # Copies, because the session changes its arrays in later steps.
             weights = {name: Constant(arrays[name].copy()) for name in names}
         inputs = tuple(value for value in function.inputs if value.name not in names)
         return function.replace(inputs=inputs, constants={**function.constants, **weights})
 
     def _make_inference_form(self, model: Any) -> Function:
-        """Convert ``model`` (default: the training model) to inference form, without outputs of states; states become inputs."""
+        """Convert ``model``, by default the training model, to inference form. States become inputs, and are no outputs."""
         if model is None and self._source is not None:
             function = capture_for_inference(*self._source)
         else:
@@ -159,7 +160,6 @@ class TrainModule:
         return drop_dead_nodes(_to_inference(function.replace(outputs=outputs, aliases=(), metadata=metadata)))
 
     def close(self) -> None:
-        """Release the executables."""
         self.module.close()
 
     def __enter__(self) -> TrainModule:
@@ -177,29 +177,25 @@ def _to_inference(function: Function) -> Function:
 
 
 def _to_inference_nodes(node: Node, function: Function) -> Iterator[Node]:
-    """Yield the nodes that replace ``node`` in inference.
-
-    Dropout loses its training flag. BatchNormalization gets ``training_mode=0``, and Identities that pass the running statistics
-    through. Other nodes are yielded with their bodies converted.
-    """
+    """Yield the nodes that replace ``node`` in inference."""
     if not is_training(node, function):
         yield node.map_bodies(_to_inference)
-    elif node.op == "Dropout":  # without the flag it is in inference mode
-        yield replace(node, inputs=node.inputs[:2])
+    elif node.op == "Dropout":
+        yield replace(node, inputs=node.inputs[:2])  # without the training flag
     else:
         # BatchNormalization in training mode.
-        changed = [a for a in node.attributes if a.name != "training_mode"]
-        yield replace(node, outputs=node.outputs[:1], attributes=(*changed, Attribute.of("training_mode", 0)))
-        # In inference the running statistics do not change: pass them through.
+        attributes = [attribute for attribute in node.attributes if attribute.name != "training_mode"]
+        yield replace(node, outputs=node.outputs[:1], attributes=(*attributes, Attribute.of("training_mode", 0)))
+        # In inference the running statistics do not change.
         for before, after in zip(node.inputs[3:], node.outputs[1:], strict=False):
             if after:
                 yield Node("Identity", (before,), (after,))
 
 
 class EvalModule:
-    """A model with the current weights of a `TrainModule`; made by `TrainModule.eval`.
+    """A model for inference with the current weights of a `TrainModule`; made by `TrainModule.eval`.
 
-    It reads the arrays of the session and changes no state. Calls take the model's inputs that are not state.
+    A call takes the inputs of the model that are not state.
     """
 
     def __init__(self, function: Function, session: Session, engine: Any, options: Mapping[str, Any]) -> None:
@@ -209,19 +205,18 @@ class EvalModule:
         _check_weight_types(function, session)
         # Weights become inputs, so that each call passes the current arrays.
         promoted = promote(function, weights)
-        self._others = tuple(value for value in promoted.inputs if value.name not in states)
+        self._inputs = tuple(value for value in promoted.inputs if value.name not in states)
         self.module = XRTModule(promoted, engine, **options)
         """The XRTModule of the inference form, with the weights as inputs."""
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Return the outputs of the model; raises errors of an XRTModule call."""
-        arguments = dict(zip((v.name for v in self._others), inputs.bind(self._others, args, named), strict=True))
-        # The weights are read in place: no copy per call.
+        names = [value.name for value in self._inputs]
+        arguments = dict(zip(names, inputs.bind(self._inputs, args, named), strict=True))
+        # Borrowed, so that no weight is copied.
         with self._session.borrow() as arrays:
-            return self.module(*(arguments[v.name] if v.name in arguments else arrays[v.name] for v in self.module.inputs))
+            return self.module(*((arguments if v.name in arguments else arrays)[v.name] for v in self.module.inputs))
 
     def close(self) -> None:
-        """Release the executables."""
         self.module.close()
 
     def __enter__(self) -> EvalModule:

@@ -1,7 +1,7 @@
-"""Optimizers as recorded arithmetic, gradient clipping and accumulation.
+"""Optimizers, gradient clipping and gradient accumulation, recorded with the builder.
 
 The formulas are those of PyTorch's optimizers of the same names, so that training runs can be compared step by step. ONNX's
-preview operators are not used, because they add epsilon elsewhere in the formula.
+preview operators are not used, because they add epsilon at another place in the formula.
 """
 
 from __future__ import annotations
@@ -28,28 +28,29 @@ Update: TypeAlias = "tuple[Tensor, Tensors]"
 
 @dataclass(frozen=True, eq=False)
 class StepContext:
-    """The learning rate and step count of one update, and scalars computed from them once for all parameters."""
+    """The learning rate and the step count of one update. Scalars computed from them are shared by all parameters."""
 
     rate: Tensor
     count: Tensor
     """Number of this step, starting at 1: int64 scalar."""
     _scalars: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
 
-    def rate_for(self, parameter: Tensor) -> Tensor:
-        """The learning rate, cast to the parameter's element type."""
-        return self._once(("rate", parameter.dtype), lambda: self.rate.astype(parameter.dtype))
+    def get_rate(self, parameter: Tensor) -> Tensor:
+        """Get the learning rate in the parameter's element type."""
+        return self._emit_once(("rate", parameter.dtype), lambda: self.rate.astype(parameter.dtype))
 
-    def correct_bias(self, base: float, like: Tensor, *, rooted: bool = False) -> Tensor:
-        """Emit 1 / (1 - base^count), or if ``rooted`` its square root, in the type of ``like``. It computes in float64."""
+    def make_bias_correction(self, base: float, like: Tensor, *, root: bool = False) -> Tensor:
+        """Emit 1 / (1 - base^count), or with ``root`` its square root, in the type of ``like``."""
 
         def compute() -> Tensor:
-            count = self._once(("count",), lambda: self.count.astype(DType.FLOAT64))
+            # In float64, because 1 - base^count loses digits in the first steps.
+            count = self._emit_once(("count",), lambda: self.count.astype(DType.FLOAT64))
             correction = 1 / (1 - emit("Pow", np.asarray(base, np.float64), count))
-            return (emit("Sqrt", correction) if rooted else correction).astype(like.dtype)
+            return (emit("Sqrt", correction) if root else correction).astype(like.dtype)
 
-        return self._once((base, like.dtype, rooted), compute)
+        return self._emit_once((base, like.dtype, root), compute)
 
-    def _once(self, key: tuple[object, ...], compute: Callable[[], Tensor]) -> Tensor:
+    def _emit_once(self, key: tuple[object, ...], compute: Callable[[], Tensor]) -> Tensor:
         if key not in self._scalars:
             self._scalars[key] = compute()
         return self._scalars[key]
@@ -68,12 +69,11 @@ class Optimizer:
         """List the slots that the optimizer needs with its options."""
         return self.slots
 
-    def update(self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Tensors) -> Update:
+    def update(self, step: StepContext, parameter: Tensor, gradient: Tensor, slots: Tensors) -> Update:
         """Compute the next value of the parameter and of each slot."""
         raise NotImplementedError(f"{type(self).__name__} has no update()")
 
     def decay(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """Add the weight decay to the gradient."""
         return gradient + parameter * self.weight_decay if self.weight_decay else gradient
 
 
@@ -88,15 +88,15 @@ class SGD(Optimizer):
     def list_slots(self) -> tuple[str, ...]:
         return self.slots if self.momentum else ()
 
-    def update(self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Tensors) -> Update:
+    def update(self, step: StepContext, parameter: Tensor, gradient: Tensor, slots: Tensors) -> Update:
         gradient = self.decay(parameter, gradient)
         # Plain SGD needs no state.
         if not self.momentum:
-            return parameter - at.rate_for(parameter) * gradient, {}
+            return parameter - step.get_rate(parameter) * gradient, {}
         # PyTorch does not scale the gradient by 1 - momentum.
         velocity = slots["momentum"] * self.momentum + gradient
         direction = gradient + velocity * self.momentum if self.nesterov else velocity
-        return parameter - at.rate_for(parameter) * direction, {"momentum": velocity}
+        return parameter - step.get_rate(parameter) * direction, {"momentum": velocity}
 
 
 @dataclass(frozen=True)
@@ -108,20 +108,21 @@ class Adam(Optimizer):
     epsilon: float = 1e-8
     slots: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
 
-    def update(self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Tensors) -> Update:
-        ratio, factor, moments = self.find_ratio(at, self.decay(parameter, gradient), slots)
-        return parameter - at.rate_for(parameter) * factor * ratio, moments
+    def update(self, step: StepContext, parameter: Tensor, gradient: Tensor, slots: Tensors) -> Update:
+        ratio, correction, moments = self.emit_ratio(step, self.decay(parameter, gradient), slots)
+        return parameter - step.get_rate(parameter) * correction * ratio, moments
 
-    def find_ratio(self, at: StepContext, gradient: Tensor, slots: Tensors) -> tuple[Tensor, Tensor, Tensors]:
-        """Emit the first moment divided by the root of the second, the scalar that corrects the first's bias, and both moments.
+    def emit_ratio(self, step: StepContext, gradient: Tensor, slots: Tensors) -> tuple[Tensor, Tensor, Tensors]:
+        """Emit the first moment divided by the root of the second, the bias correction of the first, and the new moments.
 
-        Only one division and one root per element: these dominate the time of an update.
+        The bias correction is a separate scalar, so that each element needs only one division and one root, which dominate the
+        time of an update.
         """
         first = slots["first_moment"] * self.beta_1 + gradient * (1 - self.beta_1)
         second = slots["second_moment"] * self.beta_2 + gradient * gradient * (1 - self.beta_2)
-        root = emit("Sqrt", second) * at.correct_bias(self.beta_2, gradient, rooted=True)
+        root = emit("Sqrt", second) * step.make_bias_correction(self.beta_2, gradient, root=True)
         moments = {"first_moment": first, "second_moment": second}
-        return first / (root + self.epsilon), at.correct_bias(self.beta_1, gradient), moments
+        return first / (root + self.epsilon), step.make_bias_correction(self.beta_1, gradient), moments
 
 
 @dataclass(frozen=True)
@@ -130,11 +131,11 @@ class AdamW(Adam):
 
     weight_decay: float = 0.01
 
-    def update(self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Tensors) -> Update:
-        ratio, factor, moments = self.find_ratio(at, gradient, slots)
-        rate = at.rate_for(parameter)
-        # Decoupled: the decay does not pass through the moments, so it is the same for all parameters.
-        return parameter * (1 - rate * self.weight_decay) - rate * factor * ratio, moments
+    def update(self, step: StepContext, parameter: Tensor, gradient: Tensor, slots: Tensors) -> Update:
+        ratio, correction, moments = self.emit_ratio(step, gradient, slots)
+        rate = step.get_rate(parameter)
+        # The decay is not part of the gradient, so the moments do not scale it.
+        return parameter * (1 - rate * self.weight_decay) - rate * correction * ratio, moments
 
 
 @dataclass(frozen=True)
@@ -143,15 +144,16 @@ class LAMB(Adam):
 
     epsilon: float = 1e-6
 
-    def update(self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Tensors) -> Update:
-        ratio, factor, moments = self.find_ratio(at, gradient, slots)
-        direction = self.decay(parameter, factor * ratio)
-        norms = [emit("Sqrt", emit("ReduceSumSquare", x, keepdims=0)) for x in (parameter, direction)]
+    def update(self, step: StepContext, parameter: Tensor, gradient: Tensor, slots: Tensors) -> Update:
+        ratio, correction, moments = self.emit_ratio(step, gradient, slots)
+        direction = self.decay(parameter, correction * ratio)
+        parameter_norm = emit("Sqrt", emit("ReduceSumSquare", parameter, keepdims=0))
+        direction_norm = emit("Sqrt", emit("ReduceSumSquare", direction, keepdims=0))
         zero, one = (np.asarray(value, parameter.dtype.numpy) for value in (0, 1))
-        # A zero norm would stop the parameter, so the trust ratio is 1 then.
-        is_nonzero = emit("And", emit("Greater", norms[0], zero), emit("Greater", norms[1], zero))
-        trust = emit("Where", is_nonzero, norms[0] / emit("Where", is_nonzero, norms[1], one), one)
-        return parameter - at.rate_for(parameter) * trust * direction, moments
+        # If a norm is zero, the trust ratio is 1.
+        is_nonzero = emit("And", emit("Greater", parameter_norm, zero), emit("Greater", direction_norm, zero))
+        trust_ratio = emit("Where", is_nonzero, parameter_norm / emit("Where", is_nonzero, direction_norm, one), one)
+        return parameter - step.get_rate(parameter) * trust_ratio * direction, moments
 
 
 @dataclass(frozen=True)
@@ -162,13 +164,13 @@ class Adagrad(Optimizer):
     epsilon: float = 1e-10
     slots: ClassVar[tuple[str, ...]] = ("sum_of_squares",)
 
-    def update(self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Tensors) -> Update:
+    def update(self, step: StepContext, parameter: Tensor, gradient: Tensor, slots: Tensors) -> Update:
         gradient = self.decay(parameter, gradient)
         total = slots["sum_of_squares"] + gradient * gradient
-        rate = at.rate_for(parameter)
+        rate = step.get_rate(parameter)
         if self.rate_decay:
             # PyTorch counts the steps of the decay from 0.
-            rate = rate / ((at.count - 1).astype(parameter.dtype) * self.rate_decay + 1)
+            rate = rate / ((step.count - 1).astype(parameter.dtype) * self.rate_decay + 1)
         return parameter - rate * (gradient / (emit("Sqrt", total) + self.epsilon)), {"sum_of_squares": total}
 
 
@@ -182,12 +184,12 @@ class StateRecorder:
 
     builder: Builder
     changes: Tensor | None = None
-    """Bool scalar: states added after it is set change only if it is true. While it is None, states always change."""
+    """Bool scalar that tells whether states change in this call; None if they always change."""
     states: list[State] = field(default_factory=list)
 
     def add(self, name: str, before: Tensor, after: Tensor) -> None:
-        """Record the next value of a state, which stays bit-identical while `changes` is false."""
-        # Where selects one of the values: NaN in the other one does not reach the result.
+        """Record the next value of a state: ``after``, or ``before`` if `changes` is false."""
+        # Not arithmetic, in which a NaN of the value that is not selected would remain.
         next_value = after if self.changes is None else emit("Where", self.changes, after, before)
         self.builder.output(next_value, f"{name}_next")
         self.states.append(State(name, f"{name}_next"))
@@ -196,10 +198,10 @@ class StateRecorder:
 def accumulate(
     recorder: StateRecorder, tensors: Mapping[str, Tensor], gradients: Mapping[str, Tensor], count: int
 ) -> dict[str, Tensor]:
-    """Accumulate gradients over `count` calls; return their means. States added later change only in every `count`-th call."""
+    """Accumulate gradients over ``count`` calls; return their means. States added later change only in every such call."""
     builder = recorder.builder
     calls = builder.input(CALLS, TensorType(DType.INT64, ()))
-    # Count in the graph, not in Python, so that one program serves all calls.
+    # Counted in the graph, not in Python, so that one program serves all calls.
     is_last = emit("Equal", calls + 1, np.array(count))
     recorder.add(CALLS, calls, emit("Where", is_last, np.array(0), calls + 1))
     means = {}
@@ -220,10 +222,10 @@ RATE, STEP = "learning_rate", "optimizer.step"
 def update(
     parameters: Mapping[str, TensorType], *, optimizer: Optimizer | None = None, clip_norm: float | None = None
 ) -> Function:
-    """Make a Function that updates parameters from gradients that are its inputs, such as means over several machines.
+    """Make a Function that updates parameters from gradients that the caller passes, such as means over several machines.
 
-    The inputs are a ``<name>_gradient`` per parameter, and ``learning_rate``. The outputs are only the next states, as in `step`.
-    The default optimizer is `SGD`. Raises ModelError unless there are parameters, all of floating point.
+    The inputs are ``<name>_gradient`` of each parameter and ``learning_rate``. Parameters and optimizer state are states, as in
+    `step`. The default optimizer is `SGD`. Raises ModelError unless there are parameters, all of floating point.
     """
     builder = Builder("update")
     with builder:
@@ -243,24 +245,24 @@ def record_update(
     clip_norm: float | None = None,
     accumulation_steps: int = 1,
 ) -> StateRecorder:
-    """Record the next values of the parameters and of the optimizer state, in the order of ``gradients``."""
+    """Record the next values of the parameters and the optimizer state, in the order of ``gradients``."""
     rate, steps = builder.input(RATE, TensorType(DType.FLOAT32, ())), builder.input(STEP, TensorType(DType.INT64, ()))
     recorder = StateRecorder(builder)
     if accumulation_steps > 1:
         gradients = accumulate(recorder, parameters, gradients, accumulation_steps)
     if clip_norm is not None:
         gradients = _clip(gradients, clip_norm)
-    # Bias corrections need the number of this step, which starts at 1.
-    context = StepContext(rate, steps + 1)
-    recorder.add(STEP, steps, context.count)
-    slots = optimizer.list_slots()
-    moments = {name: {slot: builder.input(f"{name}.{slot}", x.type) for slot in slots} for name, x in parameters.items()}
-    for name, value in gradients.items():
+    step = StepContext(rate, steps + 1)
+    recorder.add(STEP, steps, step.count)
+    slots: dict[str, dict[str, Tensor]] = {}
+    for name, parameter in parameters.items():
+        slots[name] = {slot: builder.input(f"{name}.{slot}", parameter.type) for slot in optimizer.list_slots()}
+    for name, gradient in gradients.items():
         with builder.scope(f"{name}/update"):
-            next_value, next_slots = optimizer.update(context, parameters[name], value, moments[name])
+            next_value, next_slots = optimizer.update(step, parameters[name], gradient, slots[name])
         recorder.add(name, parameters[name], next_value)
-        for slot, moment in moments[name].items():
-            recorder.add(f"{name}.{slot}", moment, next_slots[slot])
+        for slot, value in slots[name].items():
+            recorder.add(f"{name}.{slot}", value, next_slots[slot])
     return recorder
 
 

@@ -1,4 +1,4 @@
-"""Build a training step as one Function: inputs and targets in, loss out, parameters and optimizer state as state."""
+"""Build a training step as one Function with inputs and targets, the loss as output, and the parameters as state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Loss:
     """A scalar loss of a model's output and a target. Derive from it for a custom loss."""
 
     def target_type(self, output: TensorType) -> TensorType:
-        """The type of the target for a model output of this type."""
+        """Compute the type of the target from the type of the model's output."""
         raise NotImplementedError(f"{type(self).__name__} has no target_type()")
 
     def apply(self, output: Tensor, target: Tensor) -> Tensor:
@@ -67,19 +67,19 @@ class CrossEntropy(Loss):
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A Function and the constants to train, as names or patterns."""
+    """A Function to train, and the names or patterns of its parameters."""
 
     function: Function
     parameters: str | Sequence[str]
     buffers: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
-    """Initial values of states that are buffers of a PyTorch module: copies."""
+    """Copies of the buffers that a PyTorch module updates, which become states."""
 
 
 def read_model(model: Any, args: tuple[Any, ...] | None, parameters: str | Sequence[str]) -> TrainedModel:
     """Read a model for training; a PyTorch module is captured with ``args`` in its current mode.
 
-    Raises OptionError if ``args`` is missing for a module or given for another model, ModelError if the model cannot be read or
-    no parameter that requires a gradient matches.
+    Raises OptionError if ``args`` is missing for a PyTorch module, or passed with another model. Raises ModelError if the model
+    cannot be read, or no parameter that requires a gradient matches.
     """
     if find_front_end(model) is None:
         if args is not None:
@@ -102,10 +102,10 @@ def read_model(model: Any, args: tuple[Any, ...] | None, parameters: str | Seque
 
 
 def capture_for_inference(module: Any, args: tuple[Any, ...]) -> Function:
-    """Capture a PyTorch module in eval mode; the modes of all submodules are restored."""
+    """Capture a PyTorch module in eval mode, then restore the modes of its submodules."""
     from xrt.frontends.torch import from_torch
 
-    # Submodules may be in different modes, which `train()` would not restore.
+    # `train()` would not restore submodules of different modes.
     modes = [(submodule, submodule.training) for submodule in module.modules()]
     module.eval()
     try:
@@ -120,9 +120,9 @@ TARGET = "target"
 
 
 def list_parameters(model: Any, patterns: str | Sequence[str] = "*") -> dict[str, Constant]:
-    """The parameters of a model: floating point constants with at least one axis whose names match a pattern.
+    """List the parameters of a model: floating-point constants with at least one axis whose names match a pattern.
 
-    A name without wildcards selects a constant of any rank; raises ModelError if it does not exist.
+    A name without wildcards selects a constant of any rank. Raises ModelError if there is no such constant.
     """
     function = make_source(model).get_declared_function()
     globs = (patterns,) if isinstance(patterns, str) else tuple(patterns)
@@ -150,23 +150,22 @@ def step(
 ) -> Function:
     """Build one training step as a Function with state, for ``XRTModule(...).new_session()``.
 
-    ``loss`` names an output of one element, or is a `Loss` applied to the first output; its target becomes the input ``target``
-    (``loss_target`` if the name is in use). By default the model's only output is the loss. The parameters that match the
-    patterns become state, as do ``<name>.<slot>`` of the optimizer and ``optimizer.step``. The learning rate is the input
-    ``learning_rate``.
+    ``loss`` names an output of one element, or is a `Loss` of the first output. By default the model's only output is the loss. A
+    `Loss` adds the input ``target`` (``loss_target`` if the name is in use), and its value as the first output. ``parameters``
+    are patterns of the constants to train. The default optimizer is `SGD`. ``clip_norm`` limits the global norm of the gradients.
 
-    Outputs are those of the model, preceded by the loss if a `Loss` computes it. States are initially zero: set the parameters,
-    as `TrainModule` does. States of the model remain states. ``clip_norm`` limits the global norm of the gradients.
+    The parameters become states, as do ``<name>.<slot>`` of the optimizer and ``optimizer.step``, the number of updates. States
+    of the model remain states. New states are initially zero: set the parameters, as `TrainModule` does. The learning rate is the
+    input ``learning_rate``.
 
     With ``accumulation_steps=N`` the parameters change in every N-th call, by the mean of N gradients. The sums are states
-    ``<name>.gradient``, and ``optimizer.step`` counts the updates. Dropout in training mode depends only on ``seed``, equally
-    on all engines, with states ``dropout.seed`` and ``dropout.calls``; in the body of a loop or branch it is an error.
+    ``<name>.gradient``. Dropout in training mode drops the same elements on all engines, by ``seed``, with the states
+    ``dropout.seed`` and ``dropout.calls``. In the body of a loop or branch it is an error.
 
     A `torch.nn.Module` is captured with example inputs ``args`` in its current mode: call ``train()`` first. Its matching
-    parameters that require a gradient are trained; buffers that it updates are states, also initially zero.
+    parameters that require a gradient are trained. Buffers that it updates become states.
 
-    The default optimizer is `SGD`. Raises ModelError like `xrt.gradient` and `list_parameters`, OptionError for an invalid
-    ``accumulation_steps`` or ``seed``.
+    Raises ModelError like `xrt.gradient` and `list_parameters`, OptionError for an invalid ``accumulation_steps`` or ``seed``.
     """
     if type(accumulation_steps) is not int or accumulation_steps < 1:
         raise OptionError(f"accumulation_steps must be a positive integer; got {accumulation_steps!r}")
@@ -178,7 +177,7 @@ def step(
     seeded, dropout_states = write_dropout(trained.function, seed)
     promoted = promote(_prepend_loss(seeded, loss), trainable)
     name = _find_loss(promoted, loss, dropout_states)
-    # Gradients of the last layers are computed first, so outputs in this order free memory early.
+    # The gradients of the last layers are computed first. Updates in this order free their memory early.
     order = sorted(trainable, key=lambda parameter: _find_first_use(promoted, parameter), reverse=True)
     differentiated = gradient(promoted, of=name, with_respect_to=order)
     builder, tensors = continue_function(differentiated)
@@ -187,21 +186,20 @@ def step(
     with builder:
         for value in outputs:
             builder.output(tensors[value.name])
-        values = {name: tensors[value.name] for name, value in zip(order, gradients, strict=True)}
-        recorder = record_update(
-            builder, {name: tensors[name] for name in trainable}, values, optimizer, clip_norm, accumulation_steps
-        )
-    # The builder records nodes only; aliases and metadata, which hold the model's states, are carried over.
+        parameter_gradients = {name: tensors[value.name] for name, value in zip(order, gradients, strict=True)}
+        parameter_tensors = {name: tensors[name] for name in trainable}
+        recorder = record_update(builder, parameter_tensors, parameter_gradients, optimizer, clip_norm, accumulation_steps)
+    # The builder only records nodes. The model's states are in its aliases and metadata.
     built = builder.function().replace(aliases=differentiated.aliases, doc=differentiated.doc, metadata=differentiated.metadata)
     return declare_states(infer_shapes(drop_dead_nodes(built)), [*list_states(differentiated), *dropout_states, *recorder.states])
 
 
 def _find_loss(function: Function, loss: str | Loss | None, dropout_states: Sequence[State]) -> str | None:
-    """The name of the output that is the loss; None if ``loss`` does not tell and the model has several outputs."""
+    """Find the output that is the loss; None if ``loss`` is None and the model has several outputs."""
     if isinstance(loss, str):
         return loss
+    # Next values of states are outputs too, but not the loss.
     next_states = {state.output for state in (*list_states(function), *dropout_states)}
-    # Next values of states are outputs too, but never the loss.
     names = [value.name for value in function.outputs if value.name not in next_states]
     return names[0] if isinstance(loss, Loss) or len(names) == 1 else None
 
@@ -224,13 +222,13 @@ def _prepend_loss(function: Function, loss: str | Loss | None) -> Function:
 
 
 def promote(function: Function, parameters: Mapping[str, Constant]) -> Function:
-    """Convert the constants of these names to inputs, appended to the existing inputs."""
+    """Convert constants to inputs, which are appended to the existing inputs."""
     inputs = (*function.inputs, *(Value(name, constant.type) for name, constant in parameters.items()))
     return function.replace(inputs=inputs, constants={n: c for n, c in function.constants.items() if n not in parameters})
 
 
 def _find_first_use(function: Function, name: str) -> int:
-    """Index of the first node that reads a value; the number of nodes if there is none."""
+    """Find the index of the first node that reads a value; the number of nodes if no node reads it."""
     users = function.users(name)
     first_output = next(iter(users[0].node.defines), "") if users else ""
     position = function.position(first_output)

@@ -11,7 +11,6 @@ from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.verify.comparison import CheckVerdict as CheckVerdict, Verdict as Verdict, judge_outputs as judge_outputs
-    from xrt.verify.execution import Run as Run
     from xrt.verify.regions import (
         FailingSubgraph as FailingSubgraph,
         RegionCheck as RegionCheck,

@@ -12,7 +12,7 @@ from xrt.engines.contract.graph_compiler import Deviation, DeviationKind, GraphC
 from xrt.graph import DType, Function, TensorType
 
 EXACT_IN_FLOAT32 = 1 << 24
-"""float32 represents every integer up to this magnitude exactly."""
+"""float32 represents all integers up to this magnitude exactly."""
 _DEVIATING_TYPES: Mapping[DeviationKind, frozenset[DType]] = {
     "integer": frozenset({DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}),
     "float16": frozenset({DType.FLOAT16, DType.BFLOAT16}),
@@ -37,7 +37,7 @@ _limits: Callable[[Any], Any] = ml_dtypes.finfo
 
 
 def find_special_values(values: Iterable[Any]) -> set[DeviationKind]:
-    """Find the kinds of deviation that special values in these arrays, or lists of arrays, can cause."""
+    """Find the kinds of deviations that these values, arrays or lists of arrays, can cause."""
     kinds: set[DeviationKind] = set()
     for value in values:
         if isinstance(value, list):
@@ -50,7 +50,7 @@ def find_special_values(values: Iterable[Any]) -> set[DeviationKind]:
 
 
 def mark_special_elements(array: np.ndarray[Any, Any]) -> dict[DeviationKind, np.ndarray[Any, Any]]:
-    """Mark the special elements of an array: a boolean mask for each kind that its type can hold."""
+    """Mark the special elements of an array: a boolean mask for each kind of deviation that they can cause."""
     if array.dtype.kind in "iu" and array.dtype.itemsize >= 4:
         return {"integer": (array < -EXACT_IN_FLOAT32) | (array > EXACT_IN_FLOAT32)}
     if array.dtype.kind not in "fV" or not DType.of(array).is_float:

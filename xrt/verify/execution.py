@@ -1,4 +1,4 @@
-"""Run a Function without a plan, on a single engine or in pieces, and expose its inner values as outputs."""
+"""Run a Function without a plan, on one engine or in pieces, and expose its inner values as outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Run: TypeAlias = Callable[[Function, Sequence[Any]], Sequence[Any]]
 
 
 class Stopped(Exception):
-    """Raised to end a comparison when its caller no longer needs the verdict."""
+    """Raised to end a comparison whose verdict the caller no longer needs."""
 
 
 def compile_alone(
@@ -27,17 +27,17 @@ def compile_alone(
     """Compile and prepare a Function on an engine, without XRT's runtime in between.
 
     Control flow with constant conditions is inlined first, as in a module, because one library crashes on it. The executable
-    accepts and returns host arrays, whatever its device. The default context uses all cores. Raises CompileRefused if
-    `why_not` or the engine declines.
+    accepts and returns host arrays, whatever its device. The default context uses all cores. Raises CompileRefused if the engine
+    does not support a node, or refuses to compile the Function.
     """
     context = context or CompileContext(threads=count_available_cores())
-    ready = fit_inputs(passes.inline_constant_control_flow(function), inputs, engine)
-    for node in ready.nodes:
-        # Engines decide by the device of the node.
+    prepared = fit_inputs(passes.inline_constant_control_flow(function), inputs, engine)
+    for node in prepared.nodes:
+        # Engines read the device from the node.
         placed = node if context.device == "cpu" else replace(node, device=context.device)
-        if (reason := engine.why_not(placed, ready)) is not None:
+        if (reason := engine.why_not(placed, prepared)) is not None:
             raise CompileRefused(f"{node.op}: {reason}")
-    return prepare_or_close(adapt_to_host(engine.compile(ready, context), context))
+    return prepare_or_close(adapt_to_host(engine.compile(prepared, context), context))
 
 
 def fit_inputs(function: Function, inputs: Sequence[Any], engine: GraphCompiler) -> Function:
@@ -50,23 +50,22 @@ def fit_inputs(function: Function, inputs: Sequence[Any], engine: GraphCompiler)
     return passes.specialize(function, {v.name: x.shape for v, x in pairs if isinstance(v.type, TensorType)})
 
 
-def run_alone(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) -> list[Any]:
+def run_alone(
+    engine: GraphCompiler, function: Function, inputs: Sequence[Any], context: CompileContext | None = None
+) -> list[Any]:
     """Compile, run once and close; raises CompileRefused like `compile_alone`."""
-    executable = compile_alone(engine, function, inputs)
+    executable = compile_alone(engine, function, inputs, context)
     try:
         return list(executable.run(inputs))
     finally:
         executable.close()
 
 
-# ---------------------------------------------------------------------- in pieces
-
-
 def split_regions(function: Function, labels: Sequence[int]) -> tuple[Function, ...]:
     """Split a Function into pieces, one for each label, in label order. ``labels`` has the label of each node.
 
-    Labels must not decrease along the nodes. Aliases are dropped. Independent of the partitioner on purpose, so tests can
-    compare both.
+    Labels must not decrease along the nodes. Aliases are dropped. This does not use the partitioner, so that tests can compare
+    the two.
     """
     pieces: dict[int, list[Node]] = {}
     for node, label in zip(function.nodes, labels, strict=True):
@@ -75,7 +74,7 @@ def split_regions(function: Function, labels: Sequence[int]) -> tuple[Function, 
 
 
 def find_region(function: Function, nodes: Sequence[Node]) -> Function:
-    """Extract nodes, in the Function's order, as a Function whose outputs are the values that are read outside of it."""
+    """Extract nodes as a Function. Its outputs are the values that other nodes read, and outputs of the whole Function."""
     defined_names = {name for node in nodes for name in node.defines}
     read = dict.fromkeys(name for node in nodes for name in node.uses if name not in defined_names)
     inside, output_names = {node.name for node in nodes}, {value.name for value in function.outputs}
@@ -85,15 +84,10 @@ def find_region(function: Function, nodes: Sequence[Node]) -> Function:
     return function.replace(
         inputs=tuple(function.value(name) for name in read if name not in function.constants),
         outputs=tuple(function.value(name) for name in sorted(outputs)),
-        nodes=_drop_outer_control(nodes),
+        nodes=tuple(replace(node, control=tuple(c for c in node.control if c in inside)) for node in nodes),
         constants={name: function.constants[name] for name in read if name in function.constants},
         aliases=(),
     )
-
-
-def _drop_outer_control(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    inside = {node.name for node in nodes}
-    return tuple(replace(node, control=tuple(c for c in node.control if c in inside)) for node in nodes)
 
 
 def run_regions(function: Function, labels: Sequence[int], inputs: Sequence[Any], run: Run) -> list[Any]:
@@ -129,5 +123,4 @@ def expose_inner_values(function: Function, names: Sequence[str]) -> Function:
 
 def expose_all_values(function: Function) -> Function:
     """Return the Function with all values that nodes compute as outputs, in node order, without aliases."""
-    names = [name for node in function.nodes for name in node.outputs if name]
-    return function.replace(outputs=tuple(Value(name, function.get_type(name)) for name in names), aliases=())
+    return expose_inner_values(function, [name for node in function.nodes for name in node.outputs if name])

@@ -1,4 +1,4 @@
-"""Compare every region of a plan, and every value inside it, with the reference; find the smallest part that differs."""
+"""Compare each region of a plan, and each value inside it, with the reference; find the smallest part that differs."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from xrt.graph import DType, Function, Node, TensorType, Type, Value
 from xrt.runtime import adapt_to_host, count_available_cores, on_device
 from xrt.runtime.inputs import copy_values
 from xrt.runtime.program import to_run_failed
-from xrt.verify.comparison import CheckVerdict, Verdict, find_precision, is_lowered, judge_outputs
+from xrt.verify.comparison import COARSEST_FIRST, CheckVerdict, Verdict, find_precision, judge_outputs
 from xrt.verify.deviations import name_likely_cause
-from xrt.verify.execution import Run, compile_alone, expose_all_values, find_region, fit_inputs
+from xrt.verify.execution import Run, expose_all_values, find_region, fit_inputs, run_alone
 
 if TYPE_CHECKING:
     from xrt.engines.contract.options import Precision
     from xrt.partition import Launch, Plan
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""A callback with two integers. Their meaning is documented by each function with a parameter `progress`."""
+"""A callback with two counts. Each function with a parameter ``progress`` documents what they count."""
 
 
 def ignore_progress(first: int, second: int) -> None:
-    """Do nothing."""
+    """Ignore the progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,12 @@ class RegionCheck:
     inner: tuple[ValueCheck, ...] = ()
     """Checks of all values inside the region. The engine computed them with all values as outputs, which reduces fusion."""
     note: str = ""
-    """Why inner values were not checked, or the likely cause of a difference."""
+    """The reason if inner values were not checked, or the likely cause of a difference."""
 
     @property
     def differs(self) -> bool:
-        return self.judgement.verdict is Verdict.DISAGREES or any(self.differing)
+        """Whether an output or an inner value differs from the reference."""
+        return self.judgement.verdict is Verdict.DISAGREES or bool(self.differing)
 
     @property
     def differing(self) -> tuple[ValueCheck, ...]:
@@ -75,11 +76,11 @@ class RegionCheck:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The result of verifying a plan. Prints as text."""
+    """The result of comparing a plan with the reference. Prints as text."""
 
     regions: tuple[RegionCheck, ...]
     whole: CheckVerdict
-    """Verdict on the plan's outputs, where each region reads the actual results of earlier regions."""
+    """Verdict on the plan's outputs. For these, each region reads the results of earlier regions, not of the reference."""
 
     def __bool__(self) -> bool:
         """Whether the outputs and all regions agree with the reference."""
@@ -109,7 +110,7 @@ class Verification:
         whole = ("the whole", "", sum(r.nodes for r in self.regions), mark(self.whole), self.whole.message)
         inside = [(r.name, x.node, x.op, x.judgement.message) for r in self.regions for x in r.differing]
         tables = [
-            ("Regions, each on what the reference says that its inputs are", columns, [*rows, whole]),
+            ("Regions, each on the reference's inputs", columns, [*rows, whole]),
             ("Values inside that differ", {"region": "", "node": "", "operator": "", "difference": ""}, inside),
         ]
         return render_cell("summary.html", title="Verification", facts={}, tables=tables)
@@ -133,32 +134,32 @@ def verify(
 ) -> Verification:
     """Compare the results of each region, and of the whole plan, with the reference.
 
-    ``plan`` is the plan of ``function``, and its regions run on their devices; ``inputs`` are on the host. ``engines`` maps each
-    spec to its engine. Each region reads inputs that the reference computed, so an error shows only in the region that causes
-    it. With ``inner``, each region is compiled once more with all its values as outputs. ``progress`` is called with the number
-    of finished regions and the number of all. An engine that computes in a lower precision is compared with the tolerance of
-    that precision.
+    ``plan`` is the plan of ``function``. Its regions run on their devices; ``inputs`` are on the host. ``engines`` maps each spec
+    to its engine. Each region reads inputs that the reference computed, so an error shows only in the region that causes it.
+    With ``inner``, each region is compiled once more with all its values as outputs. ``progress`` is called with the number of
+    finished regions and the number of all regions. Results in reduced precision are compared with its tolerance.
 
-    Raises EngineError if a region does not compile or run, and DeviceError if a device is unavailable.
+    Raises EngineError if a region does not compile or run, DeviceError if a device is unavailable.
     """
     expected = {name: constant.array for name, constant in plan.function.constants.items()}
     expected.update((value.name, array) for value, array in zip(plan.function.inputs, inputs, strict=True))
     actual, checks = dict(expected), []
     for done, launch in enumerate(plan.launches):
         progress(done, len(plan.launches))
-        engine, where = engines[launch.engine], on_device(plan.get_device(launch), context)
-        region = _Region(launch, engine, where, reference, find_precision(engine, where))
+        engine, region_context = engines[launch.engine], on_device(plan.get_device(launch), context)
+        region = _Region(launch, engine, region_context, reference, find_precision(engine, region_context))
         checks.append(region.check(expected, actual, inner=inner))
     progress(len(plan.launches), len(plan.launches))
-    results, expected_results = ([values[value.name] for value in function.outputs] for values in (actual, expected))
-    lowest = find_plan_precision(plan, engines, context)
-    return Verification(tuple(checks), judge_outputs(function, inputs, results, expected_results, reference, lowest))
+    results = [actual[value.name] for value in function.outputs]
+    expected_results = [expected[value.name] for value in function.outputs]
+    precision = find_plan_precision(plan, engines, context)
+    return Verification(tuple(checks), judge_outputs(function, inputs, results, expected_results, reference, precision))
 
 
 def find_plan_precision(plan: Plan, engines: Mapping[str, GraphCompiler], context: CompileContext) -> Precision:
-    """The precision of the first region with a lower precision than fp32, which limits the accuracy of the plan."""
-    regions = (find_precision(engines[launch.engine], on_device(plan.get_device(launch), context)) for launch in plan.launches)
-    return next(filter(is_lowered, regions), "fp32")
+    """Find the coarsest precision of the plan's regions, which limits the accuracy of its outputs."""
+    precisions = {find_precision(engines[launch.engine], on_device(plan.get_device(launch), context)) for launch in plan.launches}
+    return next((precision for precision in COARSEST_FIRST if precision in precisions), "fp32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +173,13 @@ class _Region:
     precision: Precision = "fp32"
 
     def check(self, expected: dict[str, Any], actual: dict[str, Any], *, inner: bool) -> RegionCheck:
-        """Check the region; add its outputs to ``expected`` (by the reference) and ``actual`` (from earlier regions' results)."""
-        # Without aliases no engine may overwrite the inputs, which are used again.
+        """Check the region. Add its outputs to ``expected``, by the reference, and to ``actual``, from the actual inputs."""
+        # Without aliases, because the inputs are used again, and an engine may overwrite an aliased one.
         launch, function = self.launch, self.launch.function.replace(aliases=())
         inputs = [expected[value.name] for value in function.inputs]
         outputs = list(self.reference(function, copy_values(inputs)))
         try:
-            # One compile, two runs: on the reference's inputs, and on the actual ones of earlier regions.
+            # One compile for two runs: on the reference's inputs, and on the results of earlier regions.
             alone, chained = self._run(function, [inputs, [actual[value.name] for value in function.inputs]])
         except RunFailed as error:
             raise to_run_failed(launch, error) from error.__cause__
@@ -186,13 +187,14 @@ class _Region:
         check = RegionCheck(launch.name, launch.engine, len(launch.nodes), verdict)
         # A region of one node has no inner values.
         if inner and len(function.nodes) > 1:
-            whole = expose_all_values(function)
+            exposed = expose_all_values(function)
             try:
-                (results,) = self._run(whole, [inputs])
+                (results,) = self._run(exposed, [inputs])
             except EngineError as error:
                 check = replace(check, note=f"the values inside cannot be looked at: {error}")
-            else:  # an EngineError of the reference is not blamed on the engine
-                check = replace(check, inner=tuple(self._check_inner(whole, inputs, results)))
+            else:
+                # Outside of the try block, since an EngineError of the reference is not the engine's.
+                check = replace(check, inner=tuple(self._check_inner(exposed, inputs, results)))
         if check.differs and not check.note:
             values = [*inputs, *alone, *outputs]
             check = replace(check, note=name_likely_cause(self.engine.implementation, function, values))
@@ -204,10 +206,10 @@ class _Region:
         """Check all values inside the region. ``function`` is the region with these values as outputs."""
         expected = self.reference(function, copy_values(list(inputs)))
         for value, result, reference in zip(function.outputs, results, expected, strict=True):
-            if (maker := function.producer(value.name)) is not None:
+            if (producer := function.producer(value.name)) is not None:
                 alone = function.replace(outputs=(value,))
                 verdict = judge_outputs(alone, inputs, [result], [reference], self.reference, self.precision)
-                yield ValueCheck(value.name, maker.name, maker.op, verdict)
+                yield ValueCheck(value.name, producer.name, producer.op, verdict)
 
     def _run(self, function: Function, calls: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """Compile, run once per list of inputs, and close."""
@@ -220,7 +222,7 @@ class _Region:
 
 
 Difference: TypeAlias = Callable[[Function, Sequence[Any], Sequence[Any]], str | None]
-"""Called with a part of a Function, its inputs, and the reference's outputs; describes the difference, or returns None."""
+"""Describes how a part of a Function differs, from the part, its inputs and the reference's outputs; None if it does not."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,24 +253,17 @@ def bisect(
     *,
     progress: Progress = ignore_progress,
 ) -> FailingSubgraph | None:
-    """Find the smallest part of the Function on which the engine differs from the reference or raises; None if it agrees.
+    """Find a smallest part of the Function on which the engine differs from the reference or raises; None if it agrees.
 
-    No single node of the result can be removed. Parts that the engine declines count as correct. ``progress`` is called after
-    each run with the number of runs and the node count of the smallest part so far. Takes about ``log2(n)`` compiles if one of n
-    nodes is wrong, up to ``n * n`` if many are wrong only together.
+    The part agrees if any of its nodes is removed. Parts that the engine declines count as correct. ``progress`` is called after
+    each run with the number of runs and the node count of the smallest differing part so far. Of n nodes, this takes about
+    ``log2(n)`` compiles if one node is wrong, and up to ``n * n`` if many nodes are wrong only together.
     """
     precision = find_precision(engine, context or CompileContext())
 
-    def run(part: Function, arguments: Sequence[Any]) -> list[Any]:
-        executable = compile_alone(engine, part, arguments, context)
-        try:
-            return list(executable.run(copy_values(list(arguments))))
-        finally:
-            executable.close()
-
     def differ(part: Function, arguments: Sequence[Any], expected: Sequence[Any]) -> str | None:
         try:
-            results = run(part, arguments)
+            results = run_alone(engine, part, copy_values(list(arguments)), context)
         except CompileRefused:
             return None
         except Exception as error:  # noqa: BLE001  # any other error counts as a difference
@@ -299,7 +294,8 @@ def bisect_difference(
     values.update(zip((v.name for v in everything.outputs), reference(everything, list(inputs)), strict=True))
     search = _Search(name, plain, differ, values, progress)
     if search.describe_difference(plain) is None:
-        search.exposes_values = True  # an error inside may not reach the outputs
+        # An error inside may not reach the outputs.
+        search.exposes_values = True
         if search.describe_difference(everything) is None:
             return None
     return search.describe(search.select_output(search.make_part(search.minimize(plain.nodes))))
@@ -314,19 +310,20 @@ def bisect_plan(
     *,
     progress: Progress = ignore_progress,
 ) -> FailingSubgraph | None:
-    """Bisect the first region of a plan that differs from the reference; return None if all agree.
+    """Bisect the first region of a plan that differs from the reference; return None if all regions agree.
 
-    Each region reads inputs that the reference computed. ``engines`` maps specs to engines; for the rest see `bisect`.
+    Each region reads inputs that the reference computed. ``engines`` maps specs to engines. ``progress`` is as in `bisect`.
     """
     values = {name: constant.array for name, constant in plan.function.constants.items()}
     values.update((value.name, array) for value, array in zip(plan.function.inputs, inputs, strict=True))
     for launch in plan.launches:
         arguments = [values[name] for name in launch.inputs]
-        where = on_device(plan.get_device(launch), context or CompileContext(threads=count_available_cores()))
+        region_context = on_device(plan.get_device(launch), context or CompileContext(threads=count_available_cores()))
         engine = engines[launch.engine]
-        if (failure := bisect(launch.function, engine, arguments, reference, where, progress=progress)) is not None:
+        failure = bisect(launch.function, engine, arguments, reference, region_context, progress=progress)
+        if failure is not None:
             return failure
-        # This region is correct: the next one gets the reference's results.
+        # The region is correct. The next region reads the reference's results.
         results = reference(launch.function.replace(aliases=()), copy_values(list(arguments)))
         values.update(zip(launch.outputs, results, strict=True))
     return None
@@ -334,7 +331,7 @@ def bisect_plan(
 
 @dataclass
 class _Search:
-    """The state of a bisection: the reference's values, and the outcomes of the parts tried so far."""
+    """A bisection: the reference's values, and which of the parts tried so far differ."""
 
     name: str
     function: Function
@@ -343,25 +340,26 @@ class _Search:
     """Every value as computed by the reference."""
     progress: Progress
     exposes_values: bool = False
-    """Whether all values of a part are its outputs, and not only those that are read outside of it."""
+    """Whether all values of a part are its outputs, and not only the values that are read outside of the part."""
     runs: int = 0
-    outcomes: dict[tuple[str, ...], bool] = field(default_factory=dict)
-    """The names of a part's nodes to whether the part differs."""
+    differing: dict[tuple[str, ...], bool] = field(default_factory=dict)
+    """Maps the names of a part's nodes to whether the part differs."""
 
     def make_part(self, nodes: Sequence[Node]) -> Function:
-        """Convert nodes to a Function with input types taken from the reference's values."""
+        """Make a Function of the nodes, whose input types are those of the reference's values."""
         part = find_region(self.function, nodes)
         part = expose_all_values(part) if self.exposes_values else part
         return part.replace(inputs=tuple(Value(v.name, _infer_type(self.values[v.name], v.type)) for v in part.inputs))
 
     def differs(self, nodes: Sequence[Node]) -> bool:
-        """Whether the engine differs on these nodes, given the reference's inputs; cached, and reported as progress."""
-        # Delta debugging often tries the same set again.
+        """Whether the engine differs on these nodes, given the reference's inputs. Report progress."""
+        # Delta debugging often tries the same nodes again.
         key = tuple(node.name for node in nodes)
-        if key not in self.outcomes:
-            self.outcomes[key] = self.describe_difference(self.make_part(nodes)) is not None
-            self.progress(self.runs, min((len(k) for k, bad in self.outcomes.items() if bad), default=len(self.function.nodes)))
-        return self.outcomes[key]
+        if key not in self.differing:
+            self.differing[key] = self.describe_difference(self.make_part(nodes)) is not None
+            sizes = [len(names) for names, differs in self.differing.items() if differs]
+            self.progress(self.runs, min(sizes, default=len(self.function.nodes)))
+        return self.differing[key]
 
     def describe_difference(self, part: Function) -> str | None:
         """Run a part on the reference's values and describe the difference; None if it agrees or is declined."""
@@ -371,29 +369,29 @@ class _Search:
         return self.differ(part, arguments, expected)
 
     def minimize(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        """Find a subset of the nodes that differs, from which no single node can be removed (delta debugging)."""
-        pieces = 2
+        """Find a subset of the nodes that differs, and agrees if any node is removed (delta debugging)."""
+        count = 2
         while len(nodes) > 1:
-            edges = [len(nodes) * i // pieces for i in range(pieces + 1)]
-            parts = [nodes[a:b] for a, b in pairwise(edges)]
-            smaller = next((part for part in parts if self.differs(part)), None)
-            # A part alone still differs: continue with it at the coarsest granularity.
-            if smaller is not None:
-                nodes, pieces = smaller, 2
+            edges = [len(nodes) * i // count for i in range(count + 1)]
+            pieces = [nodes[start:end] for start, end in pairwise(edges)]
+            differing_piece = next((piece for piece in pieces if self.differs(piece)), None)
+            # One piece differs: continue with it in two halves.
+            if differing_piece is not None:
+                nodes, count = differing_piece, 2
                 continue
-            # With two pieces the complements are the parts themselves.
-            rests = ([node for other in parts if other is not part for node in other] for part in parts if pieces > 2)
-            rest = next((rest for rest in rests if self.differs(rest)), None)
-            if rest is not None:
-                nodes, pieces = rest, pieces - 1
-            elif pieces == len(nodes):
+            # All but one piece. With two pieces these are the pieces themselves.
+            complements = ([node for piece in pieces if piece is not left_out for node in piece] for left_out in pieces)
+            differing_complement = next((nodes for nodes in complements if count > 2 and self.differs(nodes)), None)
+            if differing_complement is not None:
+                nodes, count = differing_complement, count - 1
+            elif count == len(nodes):
                 break
             else:
-                pieces = min(2 * pieces, len(nodes))
+                count = min(2 * count, len(nodes))
         return nodes
 
     def select_output(self, part: Function) -> Function:
-        """Return the part with only the first output that differs; unchanged if no output differs in isolation."""
+        """Return the part with only the first output that differs. Return it unchanged if no single output differs."""
         for value in part.outputs:
             alone = part.replace(outputs=(value,))
             if self.describe_difference(alone) is not None:

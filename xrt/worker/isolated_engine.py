@@ -1,7 +1,4 @@
-"""An engine that compiles, and optionally runs, in a worker process, so that crashes and hangs of native code become exceptions.
-
-A crash ends the process that it happens in, and a hang cannot be interrupted from within it.
-"""
+"""An engine that compiles, and optionally runs, in a worker process. Crashes and hangs of its library become exceptions."""
 
 from __future__ import annotations
 
@@ -41,11 +38,11 @@ class WorkerLimits:
     """Limit of the address space in bytes, which includes libraries; None for no limit."""
 
 
-_CLOSED = "its process ended when the module was closed"
+_CLOSED_TEXT = "its process ended when the module was closed"
 
 
 class WorkerHandle:
-    """The worker process of an engine, started at the first request and again after it has died."""
+    """The worker process of an engine. It is started by the first request, and again by the next request after it has died."""
 
     def __init__(self, engine: GraphCompiler, limits: WorkerLimits) -> None:
         self.engine = engine
@@ -53,53 +50,54 @@ class WorkerHandle:
         self.seconds = limits.seconds
         """Time limit of a request; None for no limit."""
         self.lock = renew_after_fork(threading.RLock())
-        self.dropped: list[tuple[int, int]] = []
-        """Numbers and generations of executables that were garbage-collected, for `release_dropped`."""
+        self.unreleased: list[tuple[int, int]] = []
+        """Numbers and generations of garbage-collected executables that the worker still holds."""
         self._worker: WorkerProcess | None = None
         self._closed = False
         self.generation = 0
-        """Number of workers that have ended: executables of an earlier one are gone."""
+        """Number of workers that have ended. An executable of an earlier generation ended with its worker."""
 
     def ask(self, message: Mapping[str, Any], buffer: SharedBuffer | None = None) -> tuple[Message, memoryview]:
         """Send a request; return the response and the shared memory that it refers to.
 
-        Raises WorkerFailure, or an error of the engine if its class is in `_PASSED_ON`.
+        Raises WorkerFailure. An error of the engine whose class is in `_HANDLED_ERRORS` is raised as such.
         """
         with self.lock:
             worker = self._start()
             try:
                 return worker.ask(message, buffer, self.seconds)
             except RemoteError as error:
-                raise (error.restore() if error.kind in _PASSED_ON else error) from None
+                raise (error.restore() if error.kind in _HANDLED_ERRORS else error) from None
             except WorkerLost as error:
-                # `close` kills the worker: the request did not fail by itself.
-                raise (WorkerLost(_CLOSED) if self._closed else error) from error.__cause__
+                # If `close` killed the worker, the request is not to blame.
+                raise (WorkerLost(_CLOSED_TEXT) if self._closed else error) from error.__cause__
             finally:
                 if not worker.is_alive:
                     self._worker = None
                     self.generation += 1
 
-    def release_dropped(self) -> None:
-        """Release the executables that were garbage-collected. As with any request, the worker may end meanwhile."""
-        while self.dropped:
-            self.release(*self.dropped.pop())
+    def release_collected(self) -> None:
+        """Close the executables in the worker that were garbage-collected here."""
+        while self.unreleased:
+            self.release(*self.unreleased.pop())
 
     def release(self, number: int, generation: int) -> None:
         """Close an executable in the worker, unless the worker of its ``generation`` has ended."""
-        with self.lock, suppress(WorkerFailure, EngineError):  # the executable ended with its worker
+        # If the worker ends meanwhile, the executable has ended, too.
+        with self.lock, suppress(WorkerFailure, EngineError):
             if generation == self.generation and self.has_worker:
                 self.ask({"do": "close", "number": number})
 
     @property
     def has_worker(self) -> bool:
-        """Whether a worker is running."""
         return self._worker is not None and self._worker.is_alive
 
     def _start(self) -> WorkerProcess:
         """Return the running worker, or start one; raises WorkerLost after `close`."""
         if self._closed:
-            raise WorkerLost(_CLOSED)
-        if self._worker is not None and not self._worker.is_alive:  # inherited from the parent of a fork
+            raise WorkerLost(_CLOSED_TEXT)
+        # In a forked child the worker belongs to the parent.
+        if self._worker is not None and not self._worker.is_alive:
             self._worker = None
             self.generation += 1
         if self._worker is None:
@@ -107,10 +105,10 @@ class WorkerHandle:
         return self._worker
 
     def close(self) -> None:
-        """End the worker and start no other one; a request in progress fails immediately."""
+        """End the worker and start no more workers. A request in progress fails immediately."""
         self._closed = True
         if (worker := self._worker) is not None:
-            # Without the lock, which a request in progress holds.
+            # Not under the lock, which a request in progress holds.
             worker.kill()
         with self.lock:
             worker, self._worker = self._worker, None
@@ -118,19 +116,19 @@ class WorkerHandle:
             worker.end()
 
 
-_PASSED_ON = ("CompileRefused", "InputError", "OutOfDeviceMemory")
-"""Errors of an engine that callers handle, so that they are raised as if it ran in this process."""
-_numbers = itertools.count(1)
+_HANDLED_ERRORS = ("CompileRefused", "InputError", "OutOfDeviceMemory")
+"""Errors of an engine that callers handle. They are raised here as the worker raised them."""
+_engine_numbers = itertools.count(1)
 
 
 class IsolatedEngine(EngineProxy):
-    """Compiles with ``engine`` in a worker, and also runs there if ``runs`` is True or the engine cannot save executables.
+    """Compiles with ``engine`` in a worker. With ``runs``, executables run there too, as for an engine that cannot save them.
 
-    Otherwise executables are saved in the worker and loaded in this process. All other methods of the engine run here, too.
+    Otherwise executables are saved in the worker and loaded in this process. All other methods of the engine run here.
     """
 
     def __init__(self, engine: GraphCompiler, limits: WorkerLimits, *, runs: bool) -> None:
-        """Raises OptionError if the engine cannot be isolated, because another process could not import its class."""
+        """Raises OptionError if another process could not import the engine's class."""
         if reason := why_not_isolated(engine):
             raise OptionError(f"engine {engine.spec!r} cannot be isolated: {reason}")
         cls = type(engine)
@@ -139,22 +137,22 @@ class IsolatedEngine(EngineProxy):
         self.runs = runs or cls.save is GraphCompiler.save
         self.name = engine.name  # type: ignore[misc]  # an instance attribute shadows the class variable
         self.devices = ("cpu",) if self.runs else engine.devices  # type: ignore[misc]  # device arrays cannot be passed between processes
-        self._home = WorkerHandle(engine, limits)
-        self._number = next(_numbers)
-        self.close = weakref.finalize(self, self._home.close)
-        """End the worker; also when the engine is garbage collected."""
+        self._worker = WorkerHandle(engine, limits)
+        self._number = next(_engine_numbers)
+        self.close = weakref.finalize(self, self._worker.close)
+        """End the worker. Garbage collection of the engine ends it too."""
 
     def list_mutable_inputs(self, node: Node, function: Function) -> Sequence[int]:
-        # The worker would update its copy.
+        # The worker would update its copy of the input.
         return () if self.runs else self.inner.list_mutable_inputs(node, function)
 
     def version(self) -> str:
-        """The engine's version. If executables run in a worker, it names the worker, so that caches do not share them."""
+        """The engine's version. If executables run in a worker, it includes the worker, so that no cache shares them."""
         version = self.library_version()
         return f"{version} in worker {self._number} of process {os.getpid()}" if self.runs else version
 
     def library_version(self) -> str:
-        """The engine's version without the worker, which identifies saved executables."""
+        """The version of the engine itself, as for saved executables."""
         return self.inner.version()
 
     def remarks(self, function: Function) -> tuple[str, ...]:
@@ -164,7 +162,7 @@ class IsolatedEngine(EngineProxy):
     def start(self) -> None:
         """Start the worker and import the engine before the first compile; raises EngineError."""
         with _convert_failure(CompileFailed, f"engine {self.spec!r} did not start: "):
-            self._home.ask({"do": "import_engine", **identify(self._home.engine)})
+            self._worker.ask({"do": "import_engine", **identify(self._worker.engine)})
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         remote = self.compile_in_worker(function, context)
@@ -173,14 +171,15 @@ class IsolatedEngine(EngineProxy):
         try:
             with make_working_directory() as folder:
                 return self.inner.load(remote.save(), function, replace(context, workdir=folder))
-        except CompileRefused:  # it cannot be saved: compile it here, as it did not crash there
+        except CompileRefused:
+            # It cannot be saved. It did not crash in the worker, so compile it here.
             return self.inner.compile(function, context)
         finally:
             remote.close()
 
     def compile_in_worker(self, function: Function, context: CompileContext) -> RemoteExecutable:
         """Compile in the worker; the executable stays there, even if `runs` is False."""
-        return RemoteExecutable(self._home, function, context)
+        return RemoteExecutable(self._worker, function, context)
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         if self.runs:
@@ -188,54 +187,56 @@ class IsolatedEngine(EngineProxy):
         return self.inner.save(executable, context)
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
-        return RemoteExecutable(self._home, function, context, data) if self.runs else self.inner.load(data, function, context)
+        return RemoteExecutable(self._worker, function, context, data) if self.runs else self.inner.load(data, function, context)
 
 
 class RemoteExecutable(Executable):
-    """An executable in a worker. If the worker dies, for example in another region, it is compiled again in the next one."""
+    """An executable in a worker. If the worker has died, the next call compiles the executable in a new worker."""
 
     updates_inputs: ClassVar[bool] = False
     concurrent_runs = 1  # a worker answers one request at a time
 
-    def __init__(self, home: WorkerHandle, function: Function, context: CompileContext, saved: memoryview | None = None) -> None:
-        """Compile in the worker, or load ``saved``, the bytes of a saved executable, there."""
-        self._home = home
+    def __init__(
+        self, worker: WorkerHandle, function: Function, context: CompileContext, saved: memoryview | None = None
+    ) -> None:
+        """Compile in the worker, or load the bytes of a saved executable there."""
+        self._worker = worker
         self._function = function
         self._context = context
         self._saved = saved
         self._compile()
 
     def _compile(self) -> None:
-        home, buffer = self._home, SharedBuffer()
+        worker, buffer = self._worker, SharedBuffer()
         message = {
             "do": "compile" if self._saved is None else "load",
             "saved": None if self._saved is None else buffer.put(self._saved.cast("B")),
-            **describe_compile(buffer, home.engine, self._function, self._context),
+            **describe_compile(buffer, worker.engine, self._function, self._context),
         }
-        failure = f"engine {home.engine.spec!r} failed to compile {self._function.name}: "
-        with home.lock, _convert_failure(CompileFailed, failure):
-            home.release_dropped()
-            response, _ = home.ask(message, buffer)
+        failure = f"engine {worker.engine.spec!r} failed to compile {self._function.name}: "
+        with worker.lock, _convert_failure(CompileFailed, failure):
+            worker.release_collected()
+            response, _ = worker.ask(message, buffer)
             self.outputs_are_fresh = bool(response["fresh"])  # type: ignore[misc]  # set per instance
-            self._number, self._generation = response["number"], home.generation
-            # A module that is dropped with its private cache closes none, and others may use the worker.
-            self._finalizer = weakref.finalize(self, home.dropped.append, (self._number, self._generation))
+            self._number, self._generation = response["number"], worker.generation
+            # A module that is garbage-collected does not close its executables, and other modules may use the worker.
+            self._finalizer = weakref.finalize(self, worker.unreleased.append, (self._number, self._generation))
 
     def _ask(self, message: Mapping[str, Any], buffer: SharedBuffer | None = None) -> tuple[Message, memoryview]:
-        """Send a request about this executable. If its worker has died, compile it again first."""
-        with self._home.lock:
-            self._home.release_dropped()
-            # Another region's crash ended the worker and all executables in it.
-            if self._generation != self._home.generation:
+        """Send a request about this executable. If its worker has died, compile it again before."""
+        with self._worker.lock:
+            self._worker.release_collected()
+            # A crash, perhaps in another region, ended the worker and all executables in it.
+            if self._generation != self._worker.generation:
                 self._compile()
-            return self._home.ask({**message, "number": self._number}, buffer)
+            return self._worker.ask({**message, "number": self._number}, buffer)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         buffer, buffers = SharedBuffer(), options.host_buffers or ()
-        with _convert_failure(RunFailed):  # the program adds the region
+        with _convert_failure(RunFailed):  # the program adds the region's name
             response, memory = self._ask({"do": "run", "inputs": put_values(buffer, inputs)}, buffer)
         results = read_values(memory, response["outputs"])
-        # The worker cannot write to memory of this process: copy.
+        # The worker cannot write to the caller's buffers.
         for index, out in enumerate(buffers):
             if out is not None and index < len(results) and isinstance(results[index], np.ndarray):
                 results[index] = fill(out, results[index])
@@ -244,8 +245,8 @@ class RemoteExecutable(Executable):
     def measure(self, inputs: Sequence[Any], seconds: float, *, inner: bool = False) -> tuple[list[Any], list[float]]:
         """Run in the worker for about ``seconds``; return the results and samples of seconds per call. Raises RunFailed.
 
-        The samples exclude the transport to the worker. With ``inner``, results are written to existing memory, as in a plan
-        where another region reads them.
+        The samples exclude the transport of values. With ``inner``, results are written to existing memory, as for a region whose
+        results another region reads.
         """
         buffer = SharedBuffer()
         request = {"do": "measure", "inputs": put_values(buffer, inputs), "seconds": seconds, "inner": inner}
@@ -255,24 +256,24 @@ class RemoteExecutable(Executable):
 
     @property
     def is_in_worker(self) -> bool:
-        """Whether the worker that compiled it is still running."""
-        return self._generation == self._home.generation and self._home.has_worker
+        """Whether the worker that compiled the executable is still running."""
+        return self._generation == self._worker.generation and self._worker.has_worker
 
     def save(self) -> memoryview:
         """Serialize the executable with the engine's `save`; raises CompileRefused or CompileFailed."""
-        with _convert_failure(CompileFailed, f"engine {self._home.engine.spec!r} failed to save {self._function.name}: "):
+        with _convert_failure(CompileFailed, f"engine {self._worker.engine.spec!r} failed to save {self._function.name}: "):
             response, memory = self._ask({"do": "save"})
         return read_block(memory, response["saved"]).toreadonly()
 
     def close(self) -> None:
         """Close the executable in the worker, unless the worker has ended."""
         if self._finalizer.detach() is not None:
-            self._home.release(self._number, self._generation)
+            self._worker.release(self._number, self._generation)
 
 
 @contextmanager
 def _convert_failure(kind: type[EngineError], prefix: str = "") -> Iterator[None]:
-    """Convert a WorkerFailure of the block to an error of class ``kind`` with the same cause, and ``prefix`` before its text."""
+    """Context manager: convert a WorkerFailure to an error of class ``kind``, with ``prefix`` before its text."""
     try:
         yield
     except WorkerFailure as error:
@@ -290,13 +291,13 @@ def why_not_isolated(engine: GraphCompiler) -> str | None:
 
 
 def identify(engine: GraphCompiler) -> dict[str, str]:
-    """The fields of a request that name the engine: its class, as ``module:name``, and its spec."""
+    """Make the fields of a request that name the engine: its class, as ``module:name``, and its spec."""
     cls = type(engine)
     return {"class": f"{cls.__module__}:{cls.__qualname__}", "spec": engine.spec}
 
 
 def describe_compile(buffer: SharedBuffer, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:
-    """Create the fields of a request to compile or load, and put the Function into ``buffer``."""
+    """Make the fields of a request to compile or load, and put the Function into ``buffer``."""
     return {
         **identify(engine),
         "function": put_function(buffer, function),

@@ -38,7 +38,6 @@ class WorkerServer:
         return {handler.__name__: handler for handler in handlers}[request.message["do"]](request)
 
     def import_engine(self, request: Request) -> Message:
-        """Import an engine, so that the first compile does not wait for the import."""
         self._get_engine(request.message["class"], request.message["spec"])
         return {}
 
@@ -48,7 +47,7 @@ class WorkerServer:
         return self._register(engine.compile(function, context), engine, function, context)
 
     def load(self, request: Request) -> Message:
-        """Load and prepare a saved executable. The response has the same fields as that of `compile`."""
+        """Load and prepare a saved executable. The response is as for `compile`."""
         engine, function, context = self._read_request(request)
         data = read_block(request.memory, request.message["saved"]).toreadonly()
         with make_working_directory() as folder:
@@ -59,14 +58,14 @@ class WorkerServer:
         """Read engine, Function and context from the fields that `describe_compile` wrote."""
         message = request.message
         context = CompileContext(ExecutionOptions(**message["options"]), threads=message["threads"])
-        # Devices that were registered in the client, such as simulated ones, are registered here, too.
+        # The client may have registered devices that are not in every process, such as simulated ones.
         for kind, origin in message["device_factories"].items():
             register_device(kind, origin)
         context = on_device(message["device"], context)
         return self._get_engine(message["class"], message["spec"]), read_function(request.memory, message["function"]), context
 
     def _register(self, executable: Executable, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:
-        # Prepared as part of the compile, because the first run may be measured.
+        # Prepared here and not in the first run, which may be measured.
         prepare_or_close(adapt_to_host(executable, context))
         number = next(self._numbers)
         self._executables[number] = executable, engine, function, context
@@ -106,7 +105,6 @@ class WorkerServer:
         return {"outputs": put_values(request.buffer, results), "samples": samples}
 
     def close(self, request: Request) -> Message:
-        """Close an executable."""
         self._executables.pop(request.message["number"])[0].close()
         return {}
 

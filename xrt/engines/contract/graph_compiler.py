@@ -177,7 +177,7 @@ class GraphCompiler(abc.ABC):
     def unsupported_options(self, context: CompileContext) -> str | None:
         """Explain which of the execution options the engine does not implement, or return None.
 
-        By default an engine computes in the types of the model and declines a lower precision.
+        By default an engine computes in the types of the model and declines a reduced precision.
         """
         precision = context.options.precision
         return None if precision == "fp32" else f"engine {self.name!r} does not honour precision={precision!r}"

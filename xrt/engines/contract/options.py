@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 Precision: TypeAlias = Literal["fp32", "fp16", "bf16", "int8"]
-LOWER_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "int8")
+REDUCED_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "int8")
 
 
 NAMES_FILES = "names_files"
@@ -147,7 +147,7 @@ class CompileContext:
     as packed weights, for `load` to map."""
 
     def in_full_precision(self) -> CompileContext:
-        """Copy the context with ``precision="fp32"``, for an engine that does not implement the lower precision."""
+        """Copy the context with ``precision="fp32"``, for an engine that does not implement the reduced precision."""
         if self.options.precision == "fp32":
             return self
         return replace(self, options=replace(self.options, precision="fp32"))

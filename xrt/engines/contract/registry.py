@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from xrt.engines.contract.graph_compiler import GraphCompiler
-from xrt.engines.contract.options import LOWER_PRECISIONS, NAMES_FILES
+from xrt.engines.contract.options import NAMES_FILES, REDUCED_PRECISIONS
 from xrt.engines.contract.spec import build, field_types, is_bounded, parse_spec
 from xrt.errors import EngineError, EngineUnavailable, OptionError, UnknownEngine, XRTError, did_you_mean
 
@@ -60,7 +60,7 @@ class EngineStatus:
     lacks: str = ""
     """Missing optional features of a ready engine, and how to enable them."""
     precisions: str = ""
-    """Lower precisions that it supports on this processor, comma-separated."""
+    """Reduced precisions that it supports on this processor, comma-separated."""
 
 
 def names() -> tuple[str, ...]:
@@ -140,7 +140,7 @@ def probe(name: str) -> EngineStatus:
         devices = tuple(engine.available_devices())
         available = "" if devices == engine.devices else ", ".join(devices)
         ready = replace(status, state="ready", version=engine.version(), devices=engine.devices, available=available)
-        precisions = ", ".join(word for word in LOWER_PRECISIONS if engine.lower_precision(word) is not None)
+        precisions = ", ".join(word for word in REDUCED_PRECISIONS if engine.lower_precision(word) is not None)
         return replace(ready, lacks=engine.missing_features(), precisions=precisions)
     except Exception as error:  # noqa: BLE001  # any error of a third-party constructor becomes its status
         is_reported = kind is not None and isinstance(error, EngineUnavailable)  # the class itself reports a missing dependency

@@ -1,7 +1,7 @@
 """The `openvino` engine: OpenVINO on the CPU. No other package imports OpenVINO.
 
 OpenVINO's ONNX frontend converts a Function, with large constants passed by reference, and its CPU plugin compiles the result.
-Each concurrent call uses a separate infer request. Values are computed in the types of the model unless a lower precision is
+Each concurrent call uses a separate infer request. Values are computed in the types of the model unless a reduced precision is
 requested.
 
 ``import openvino`` imports its model converter, which sends an event to a web analytics service and writes files to the home

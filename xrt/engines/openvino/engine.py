@@ -148,7 +148,7 @@ class OpenVino(GraphCompiler):
         if self.precision in ("allowed", precision) and precision in ("bf16", "fp16") and has_precision(precision):
             return None
         return (
-            "engine 'openvino' computes in the model's types, or a lower precision of this CPU: "
+            "engine 'openvino' computes in the model's types, or a reduced precision of this CPU: "
             f"it does not honour precision={precision!r}"
         )
 

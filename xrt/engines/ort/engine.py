@@ -292,7 +292,7 @@ class Ort(GraphCompiler):
         )
 
     def unsupported_options(self, context: CompileContext) -> str | None:
-        """Decline a lower precision."""
+        """Decline a reduced precision."""
         precision = context.options.precision
         if precision == "fp32":
             return None

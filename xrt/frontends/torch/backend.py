@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from operator import is_, itemgetter
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch._functorch.aot_autograd import make_boxed_func
 from torch._guards import TracingContext
 from torch._prims_common import compute_elementwise_output_logical_to_physical_perm, is_contiguous_or_false
 from torch.utils._python_dispatch import _disable_current_modes
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
     from xrt.module.options import ModuleOptions
 
 
-# ---------------------------------------------------------------------- from a graph of AOTAutograd to a Function
-
-
 @dataclass(frozen=True, slots=True)
 class LoweredGraph:
     """A Function plus the mapping from its inputs and outputs to those of the FX graph."""
@@ -51,15 +49,28 @@ class LoweredGraph:
     inputs: tuple[int, ...]
     """For each input of the Function, the index of the graph's placeholder."""
     axes: tuple[tuple[int, ...], ...]
-    """For each output of the Function, the permutation that restores the graph's axis order; () if the orders are equal."""
+    """For each output of the Function, the permutation that restores the graph's axis order; () if the order is the same."""
     leaves: tuple[Leaf, ...]
-    """For each output of the graph, where its value comes from. Views, in `viewed`, are computed by `views`."""
-    viewed: tuple[int, ...]
-    """Indices of graph outputs that are views."""
-    views: Callable[..., Sequence[torch.Tensor]] | None
-    """Computes the views from the values of `bases`; None if there are no views."""
-    bases: tuple[Leaf, ...]
-    """The tensors and numbers that the views are computed from."""
+    """For each output of the graph, the source of its value. Entries at `view_indices` are placeholders."""
+    view_indices: tuple[int, ...]
+    """Indices of the graph outputs that are views."""
+    compute_views: Callable[..., Sequence[torch.Tensor]] | None
+    """Computes the views from the values of `view_inputs`; None if there are no views."""
+    view_inputs: tuple[Leaf, ...]
+
+    def make_outputs(self, results: Any, args: list[Any]) -> Sequence[Any]:
+        """Assemble the graph's outputs from the results of the XRTModule and the graph's arguments."""
+        results = results if isinstance(results, tuple) else (results,)
+        tensors = []
+        for array, axes in zip(results, self.axes, strict=True):
+            tensor = share_tensor(array)
+            tensors.append(tensor.permute(axes) if axes else tensor)
+        outputs = [leaf.pick(tensors, args) for leaf in self.leaves]
+        if self.compute_views is not None:
+            views = self.compute_views(*[leaf.pick(tensors, args) for leaf in self.view_inputs])
+            for index, view in zip(self.view_indices, views, strict=True):
+                outputs[index] = view
+        return outputs
 
 
 def lower_graph(graph: GraphModule, fixed: Mapping[int, torch.Tensor]) -> LoweredGraph:
@@ -89,19 +100,19 @@ def lower_graph(graph: GraphModule, fixed: Mapping[int, torch.Tensor]) -> Lowere
                 if not fake.node.expr.is_number and fake.node.expr not in lowering.symbols.sources:
                     lowering.add_input(call.name, fake)
                     indices.append(index)
-                lowering.values[call] = lowering.symbols.number(fake)
+                lowering.values[call] = lowering.symbols.make_number(fake)
             elif call not in lowering.values:
                 lowering.values[call] = fake
         lowering.run(graph.graph, graph)
         (results,) = next(call.args for call in graph.graph.nodes if call.op == "output")
         outputs = _Outputs(lowering, placeholders)
-        viewed, views, bases = _make_views(results, outputs)
-        leaves = tuple(Leaf("value") if index in viewed else outputs.add(call) for index, call in enumerate(results))
-    return LoweredGraph(drop_dead_nodes(builder.function()), tuple(indices), tuple(outputs.axes), leaves, viewed, views, bases)
+        views = _make_views(results, outputs)  # the indices, the function and its inputs
+        leaves = tuple(Leaf("value") if index in views[0] else outputs.add(call) for index, call in enumerate(results))
+    return LoweredGraph(drop_dead_nodes(builder.function()), tuple(indices), tuple(outputs.axes), leaves, *views)
 
 
 def _is_effect_token(placeholder: Call) -> bool:
-    """Whether this is an AOTAutograd effect token: traced as an empty tensor, None at run time."""
+    """Whether AOTAutograd passes an effect token here, which it traces as an empty tensor and is None at run time."""
     return any(
         getattr(user.target, "__name__", "") == "with_effects" and user.args[0] is placeholder for user in placeholder.users
     )
@@ -109,7 +120,7 @@ def _is_effect_token(placeholder: Call) -> bool:
 
 @dataclass(slots=True)
 class _Outputs:
-    """Adds outputs to a Function, each once. Graph outputs that are inputs, known numbers or None need no output."""
+    """Adds each output of a graph to the Function once. Inputs, known numbers and None need no output of the Function."""
 
     lowering: Lowering
     placeholders: list[Call]
@@ -119,23 +130,21 @@ class _Outputs:
     def add(self, call: Any) -> Leaf:
         if not isinstance(call, torch.fx.Node):
             return Leaf("value", value=call)
-        if call not in self._leaves:
-            self._leaves[call] = self._add(call)
-        return self._leaves[call]
-
-    def _add(self, call: Call) -> Leaf:
-        """Add the output of a call that returns a tensor or a computed number."""
         if call in self.placeholders:
             return Leaf("input", self.placeholders.index(call))
         value, fake = self.lowering.values[call], call.meta.get("val")
         if value is None or isinstance(value, bool | int | float):
             return Leaf("value", value=value)
-        is_number = not isinstance(fake, torch.Tensor)
-        order = () if is_number else _find_memory_order(fake) or ()
-        self.axes.append(tuple(order.index(axis) for axis in range(len(order))))
-        tensor = value.scalar if is_number else emit("Transpose", value, perm=order) if order else value
-        self.lowering.builder.output(tensor, f"output_{len(self.axes)}")
-        return Leaf("output", len(self.axes) - 1, is_number=is_number)
+        if call not in self._leaves:
+            is_number = not isinstance(fake, torch.Tensor)
+            # The Function returns a tensor in the order of its axes in memory, so that nothing is copied.
+            order = () if is_number else _find_memory_order(fake) or ()
+            self.axes.append(tuple(order.index(axis) for axis in range(len(order))))
+            tensor = value.scalar if is_number else value
+            tensor = emit("Transpose", tensor, perm=order) if order else tensor
+            self.lowering.builder.output(tensor, f"output_{len(self.axes)}")
+            self._leaves[call] = Leaf("output", len(self.axes) - 1, is_number=is_number)
+        return self._leaves[call]
 
 
 # ---------------------------------------------------------------------- views
@@ -150,20 +159,22 @@ def _make_views(calls: Sequence[Any], outputs: _Outputs) -> tuple[tuple[int, ...
 
     A contiguous view is an ordinary output if no other output shares its memory.
     """
-    used = Counter(map(_get_storage, dict.fromkeys(calls)))
-    sources: dict[int, Call] = {}
+    storage_counts = Counter(map(_get_storage, dict.fromkeys(calls)))
+    bases: dict[int, Call] = {}
     for index, call in enumerate(calls):
         base = _find_base(call) if _get_storage(call) is not None else call
-        if base is call or (base not in outputs.placeholders and _find_memory_order(base.meta["val"]) is None):
+        is_of_input = base in outputs.placeholders
+        # The Function cannot return a tensor whose memory has gaps.
+        if base is call or (not is_of_input and _find_memory_order(base.meta["val"]) is None):
             continue
-        if base in outputs.placeholders or used[_get_storage(call)] > 1 or not is_contiguous_or_false(call.meta["val"]):
-            sources[index] = base
-    # Views may depend on symbolic sizes.
-    numbers = [call for call in outputs.placeholders if isinstance(call.meta.get("val"), torch.SymInt)]
-    if not sources:
+        if is_of_input or storage_counts[_get_storage(call)] > 1 or not is_contiguous_or_false(call.meta["val"]):
+            bases[index] = base
+    if not bases:
         return (), None, ()
-    module, read = _make_view_graph([calls[index] for index in sources], [*dict.fromkeys(sources.values()), *numbers])
-    return tuple(sources), module.forward, tuple(map(outputs.add, read))
+    # Views may depend on symbolic sizes.
+    sizes = [call for call in outputs.placeholders if isinstance(call.meta.get("val"), torch.SymInt)]
+    module, inputs = _make_view_graph([calls[index] for index in bases], [*dict.fromkeys(bases.values()), *sizes])
+    return tuple(bases), module.forward, tuple(map(outputs.add, inputs))
 
 
 def _find_base(call: Call) -> Call:
@@ -174,15 +185,18 @@ def _find_base(call: Call) -> Call:
 
 
 def _find_parent(call: Call, storage: object) -> Call | None:
+    """Find an input of a call, or of the operators with several results that it reads, whose tensor has this storage."""
     for source in call.all_input_nodes:
         if _get_storage(source) == storage:
             return source
-        if isinstance(source.meta.get("val"), list | tuple) and (parent := _find_parent(source, storage)) is not None:
-            return parent  # an operator with several views, such as split
+        has_several_results = isinstance(source.meta.get("val"), list | tuple)  # such as split
+        if has_several_results and (parent := _find_parent(source, storage)) is not None:
+            return parent
     return None
 
 
 def _get_storage(call: Any) -> object:
+    """Get the address of the storage of a call's fake tensor; None if it is not a dense tensor."""
     fake = call.meta.get("val") if isinstance(call, torch.fx.Node) else None
     return fake.untyped_storage()._cdata if isinstance(fake, torch.Tensor) and fake.layout is torch.strided else None
 
@@ -196,53 +210,47 @@ def _find_memory_order(fake: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def _make_view_graph(views: Sequence[Call], inputs: Sequence[Call]) -> tuple[GraphModule, list[Call]]:
-    """Copy view calls to a separate graph; return it with the calls whose results are its inputs.
+    """Copy the calls that compute ``views`` to a separate graph; return the graph and the calls whose results are its inputs.
 
-    Inputs are ``inputs`` and numbers read from other tensors (``item``). Raises ModelError for a view that reads other tensors.
+    These are ``inputs``, and numbers that ``item`` reads from other tensors. Raises ModelError if a view reads another tensor.
     """
     graph = torch.fx.Graph()
     copies = {call: graph.placeholder(call.name) for call in inputs}
     storages = {_get_storage(call) for call in inputs}
 
-    def is_read_number(call: Call) -> bool:
-        reads = [source for source in call.all_input_nodes if isinstance(source.meta.get("val"), torch.Tensor)]
-        return isinstance(call.meta.get("val"), _NUMBER) and any(source not in copies for source in reads)
+    def is_number_of_other_tensor(call: Call) -> bool:
+        is_number = isinstance(call.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
+        tensors = [source for source in call.all_input_nodes if isinstance(source.meta.get("val"), torch.Tensor)]
+        return is_number and any(tensor not in copies for tensor in tensors)
 
     def copy(call: Call) -> Call:
+        is_tensor = isinstance(call.meta.get("val"), torch.Tensor)
         if call in copies:
             return copies[call]
-        if is_read_number(call):
-            with graph.inserting_before(first):
+        if is_number_of_other_tensor(call):
+            with graph.inserting_before(output):
                 copies[call] = graph.placeholder(call.name)
-            return copies[call]
-        if call.op != "call_function" or (isinstance(call.meta.get("val"), torch.Tensor) and _get_storage(call) not in storages):
-            raise ModelError(f"an output is a part of a tensor that {call.name} chooses, and no engine gives a view")
-        copies[call] = graph.node_copy(call, copy)
+        elif call.op != "call_function" or (is_tensor and _get_storage(call) not in storages):
+            raise ModelError(f"an output is a view that depends on the tensor {call.name}, and engines return no views")
+        else:
+            copies[call] = graph.node_copy(call, copy)
         return copies[call]
 
-    first = graph.output(())
-    with graph.inserting_before(first):
-        first.args = ([copy(call) for call in views],)
+    # The output comes first, so that all copies can be inserted before it.
+    output = graph.output(())
+    with graph.inserting_before(output):
+        output.args = ([copy(call) for call in views],)
     return torch.fx.GraphModule({}, graph), [call for call, node in copies.items() if node.op == "placeholder"]
 
 
-_NUMBER = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-# ---------------------------------------------------------------------- graphs with constant parameters
-
-
 MAX_VARIANTS = 64
-"""A graph is compiled for at most this many sets of constant tensors; then parameters become inputs."""
+"""Maximum number of sets of constant tensors that a graph is compiled for. After these, its parameters become inputs."""
 Compiled = Callable[[list[Any]], Sequence[Any]]
 """Runs a graph on a list of inputs, which it empties, and returns the outputs in order."""
 
 
 def find_static_inputs(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
-    """Find parameters, buffers and module attributes among the inputs of a Dynamo graph, by position.
-
-    Dynamo guards neither their identity nor their content, since one graph may serve all modules of a class: see `FrozenGraph`.
-    """
+    """Find parameters, buffers and module attributes among the inputs of a Dynamo graph, by position."""
     return {
         index: tensor
         for index, tensor in enumerate(inputs)
@@ -253,9 +261,10 @@ def find_static_inputs(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
 
 
 class FrozenGraph:
-    """Runs a graph compiled with constant parameters; recompiles for other tensors and after a write to one.
+    """Runs a graph compiled with constant parameters. Compiles again for other tensors, and after a write to one.
 
-    ``compile`` gets these tensors by placeholder index. Writes that PyTorch does not count (NumPy, ``.data``) are not noticed.
+    ``compile`` is called with the constant tensors, by placeholder index. Writes through NumPy or ``.data`` are not noticed,
+    because PyTorch does not count them.
     """
 
     _boxed_call = True
@@ -264,26 +273,26 @@ class FrozenGraph:
     def __init__(self, compile: Callable[[Mapping[int, torch.Tensor]], Compiled], tensors: Mapping[int, torch.Tensor]) -> None:  # noqa: A002  # as elsewhere
         self._compile = compile
         self._indices = tuple(tensors)
-        self._guard = renew_after_fork(threading.Lock())
-        self._pick = itemgetter(*self._indices) if len(tensors) > 1 else lambda args: (args[self._indices[0]],)
+        self._lock = renew_after_fork(threading.Lock())
         self._variants: tuple[tuple[tuple[torch.Tensor, ...], list[int], Compiled], ...] = ()
+        """Constant tensors, their versions, and the graph compiled with them. The latest variant is first."""
         self._compilations = 0
         self._unfrozen: Compiled | None = None
         self._add(tuple(tensors.values()))
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        tensors = self._pick(args)
+        tensors = tuple([args[index] for index in self._indices])
         versions = _get_versions(tensors)
-        # The latest variant is first. No lock: the tuple of variants is only replaced as a whole.
-        for frozen, frozen_versions, run in self._variants:
-            if frozen_versions == versions and all(map(is_, frozen, tensors)):
+        # No lock: the tuple of variants is never modified, only replaced.
+        for constants, constant_versions, run in self._variants:
+            if constant_versions == versions and all(map(is_, constants, tensors)):
                 return run(args)
-        with self._guard:
+        with self._lock:
             run = self._unfrozen or self._add(tensors)
         return run(args)
 
     def _add(self, tensors: tuple[torch.Tensor, ...]) -> Compiled:
-        """Compile for other constant tensors, or without constants once `MAX_VARIANTS` is reached."""
+        """Compile for these constant tensors, or without constants once `MAX_VARIANTS` is reached."""
         if self._compilations == MAX_VARIANTS:
             warn(
                 f"the parameters of a frozen graph of torch.compile were replaced or written to {MAX_VARIANTS} times; "
@@ -296,25 +305,21 @@ class FrozenGraph:
         self._compilations += 1
         versions = _get_versions(tensors)
         run = self._compile(dict(zip(self._indices, tensors, strict=True)))
-        current_variants = (
-            v for v in self._variants if not all(map(is_, v[0], tensors))
-        )  # variants for older versions are useless
-        self._variants = ((tensors, versions, run), *current_variants)
+        # Replace the variant for older versions of the same tensors.
+        other_variants = (variant for variant in self._variants if not all(map(is_, variant[0], tensors)))
+        self._variants = ((tensors, versions, run), *other_variants)
         return run
 
 
 def _get_versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """PyTorch's counts of writes to the tensors; -1 for inference tensors, which have none."""
+    """Get PyTorch's counts of writes to the tensors; -1 for inference tensors, whose writes are not counted."""
     try:
         return [tensor._version for tensor in tensors]
     except RuntimeError:
         return [-1 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
-# ---------------------------------------------------------------------- engine lists
-
-
-def check_sizes_closed(settings: ModuleOptions) -> None:
+def check_no_buckets(settings: ModuleOptions) -> None:
     """Raise OptionError if ``shapes`` is `Buckets`, which are only for models with symbolic dims."""
     if not isinstance(settings.shapes, str):
         raise OptionError(
@@ -324,32 +329,28 @@ def check_sizes_closed(settings: ModuleOptions) -> None:
 
 
 def add_torch_engine(engine: Any, function: Function, *, is_strict: bool) -> Any:
-    """Append engine ``torch`` if the Function has opaque nodes and no listed engine is ``torch``.
+    """Append engine ``torch`` to the engines if the Function has opaque nodes, which only ``torch`` supports.
 
-    A strict list, ``"auto"`` and None are unchanged: the default engine supports the whole Function.
+    A strict list, ``"auto"`` and None are returned unchanged.
     """
-    if engine is None:
-        return None
+    if engine is None or is_strict:
+        return engine
     listed = [engine] if isinstance(engine, str) or not isinstance(engine, Sequence) else list(engine)
     engine_names = [entry if isinstance(entry, str) else getattr(entry, "name", "") for entry in listed]
-    if is_strict or "auto" in engine_names or any(name.partition("{")[0] == "torch" for name in engine_names):
+    if "auto" in engine_names or any(name.partition("{")[0] == "torch" for name in engine_names):
         return engine
-    if all(node.domain != DOMAIN for _, node in function.walk()) or not _is_ready("torch"):
-        return engine
-    return [*listed, "torch"]
+    has_opaque_nodes = any(node.domain == DOMAIN for _, node in function.walk())
+    return [*listed, "torch"] if has_opaque_nodes and _is_usable("torch") else engine
 
 
 def choose_default_engines() -> list[str]:
-    """Choose the default engine of a compiled graph: the first one by rank that can be used."""
-    return [next(name for name in list_by_rank() if _is_ready(name))]
+    """Choose the engine of a compiled graph if the caller named none: the first usable engine by rank."""
+    return [next(name for name in list_by_rank() if _is_usable(name))]
 
 
-def _is_ready(name: str) -> bool:
-    """Whether an engine is registered and its library can be used."""
+def _is_usable(name: str) -> bool:
+    """Whether an engine is registered and its library can be imported."""
     return name in names() and probe(name).state == "ready"
-
-
-# ---------------------------------------------------------------------- the backend
 
 
 def xrt_backend(
@@ -357,10 +358,10 @@ def xrt_backend(
 ) -> Callable[..., Any]:
     """The backend for ``torch.compile(model, backend="xrt", options={...})``.
 
-    Options are the arguments of `XRTModule` (``engine``, ``cache``, ``threads``, ...) and ``freeze``: True makes parameters and
-    buffers constants, which engines fold and pack; a write counted by PyTorch recompiles the graph. The default engine is ONNX
-    Runtime if installed. Backward graphs are compiled likewise; in training ``freeze`` keeps parameters that require a gradient
-    as inputs. Raises OptionError for an unknown option or a ``mode``.
+    Options are the arguments of `XRTModule` (``engine``, ``cache``, ``threads``, ...) and ``freeze``. With ``freeze=True``,
+    parameters and buffers become constants, which engines fold and pack. A write to one, if PyTorch counts it, compiles the graph
+    again. In training, parameters that require a gradient remain inputs. The default engine is ONNX Runtime if installed.
+    Backward graphs are compiled too. Raises OptionError for an unknown option or a ``mode``.
     """
     arguments = dict(options or {})
     if mode is not None:
@@ -369,7 +370,7 @@ def xrt_backend(
     if not isinstance(freeze, bool):
         raise OptionError(f"freeze must be True or False; got {freeze!r}")
     names = [name for name in arguments if name not in ("engine", "device", "cache")]
-    check_sizes_closed(parse_options({name: arguments[name] for name in names}, "the backend 'xrt'", ("freeze",)))
+    check_no_buckets(parse_options({name: arguments[name] for name in names}, "the backend 'xrt'", ("freeze",)))
     return compile_graph(graph, inputs, arguments, freeze=freeze)
 
 
@@ -381,7 +382,7 @@ def compile_graph(
     freeze: bool = False,
     modules: list[XRTModule] | None = None,
 ) -> Callable[..., Any]:
-    """Compile a Dynamo graph with options of `XRTModule`; append each XRTModule to ``modules``.
+    """Compile a Dynamo graph with options of `XRTModule`; append each new XRTModule to ``modules``.
 
     A graph that cannot be lowered, or has an opaque operator that no engine supports, runs in PyTorch with a FallbackWarning.
     """
@@ -392,68 +393,51 @@ def compile_graph(
 
     def compile_forward(forward: GraphModule, fakes: Sequence[Any], *, is_training: bool) -> Compiled:
         context = TracingContext.try_get()
-        # Tensors that the graph writes to cannot be constants, nor parameters that an optimizer changes.
         written = context.fw_metadata.mutated_inp_runtime_indices if context and context.fw_metadata else ()
-        fixed = {index: t for index, t in static.items() if index not in written and not (is_training and t.requires_grad)}
-        compile_for = partial(compile_one, forward)
-        # Positions are valid only if AOTAutograd kept all inputs.
-        return FrozenGraph(compile_for, fixed) if fixed and len(fakes) == len(inputs) else compile_for({})
-
-    def compile_backward(backward: GraphModule, fakes: Sequence[Any]) -> Compiled:
-        return compile_one(backward, {})
+        # A tensor that the graph writes to cannot be a constant, nor a parameter that an optimizer changes.
+        constants = {
+            index: tensor
+            for index, tensor in static.items()
+            if index not in written and not (is_training and tensor.requires_grad)
+        }
+        # The indices are valid only if AOTAutograd kept all inputs.
+        if constants and len(fakes) == len(inputs):
+            return FrozenGraph(partial(compile_one, forward), constants)
+        return compile_one(forward, {})
 
     compile_all: Any = aot_autograd(
         fw_compiler=partial(compile_forward, is_training=True),
-        bw_compiler=compile_backward,
+        bw_compiler=lambda backward, fakes: compile_one(backward, {}),
         inference_compiler=partial(compile_forward, is_training=False),
         decompositions=BEFORE_LOWERING,
     )
-    with _disable_onednn_lstm(graph):
+    has_lstm = any(getattr(call.target, "__name__", "") == "lstm" for call in graph.graph.nodes)
+    # oneDNN's LSTM saves a workspace tensor that only PyTorch's own gradient can read.
+    without_onednn = torch.backends.mkldnn.flags(enabled=False) if has_lstm and torch.is_grad_enabled() else nullcontext()
+    with without_onednn:
         return compile_all(graph, inputs)  # type: ignore[no-any-return]  # untyped there
-
-
-@contextmanager
-def _disable_onednn_lstm(graph: GraphModule) -> Iterator[None]:
-    """Disable oneDNN while AOTAutograd traces an LSTM with gradients.
-
-    oneDNN's LSTM saves a workspace tensor that only PyTorch's own gradient can read.
-    """
-    is_recurrent = any(getattr(call.target, "__name__", "") == "lstm" for call in graph.graph.nodes)
-    if not (is_recurrent and torch.is_grad_enabled()):
-        yield
-        return
-    was_enabled = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(was_enabled)
 
 
 def _compile(
     graph: GraphModule, fixed: Mapping[int, torch.Tensor], *, options: Mapping[str, Any], modules: list[XRTModule]
 ) -> Compiled:
-    """Compile one graph of AOTAutograd with the tensors in ``fixed`` as constants.
-
-    A graph that cannot be lowered runs in PyTorch, with a FallbackWarning.
-    """
+    """Compile one graph of AOTAutograd with the tensors in ``fixed`` as constants."""
     try:
-        # The fake tensor mode of AOTAutograd is active here, and constants are real tensors.
+        # AOTAutograd's fake tensor mode is active here, but constants are real tensors.
         with _disable_current_modes():
             lowered = lower_graph(graph, fixed)
     except ModelError as error:
         warn(f"a graph of torch.compile runs in PyTorch: {error}", FallbackWarning)
-        return _box(graph.forward)
-    # Only views and inputs are returned: PyTorch does that without a program.
+        return make_boxed_func(graph.forward)  # type: ignore[no-any-return]  # untyped there
+    # A graph that only returns inputs and views of them needs no engine.
     if not lowered.function.outputs:
-        return _box(graph.forward)
+        return make_boxed_func(graph.forward)  # type: ignore[no-any-return]  # untyped there
     engine = options.get("engine") or choose_default_engines()
     arguments = {**options, "engine": add_torch_engine(engine, lowered.function, is_strict=bool(options.get("strict")))}
     module = XRTModule(lowered.function, **arguments)
     modules.append(module)
     dtypes = [to_torch_dtype(value.type.dtype) for value in lowered.function.inputs if isinstance(value.type, TensorType)]
     inputs = list(zip(lowered.inputs, dtypes, strict=True))
-    make_outputs = _choose_outputs(lowered)
     is_declined = False
     is_opaque = any(node.domain == DOMAIN for _, node in lowered.function.walk()) and not options.get("strict")
 
@@ -470,45 +454,18 @@ def _compile(
             is_declined = True
             warn(f"a graph of torch.compile runs in PyTorch: {error}", FallbackWarning)
             return graph.forward(*args)  # type: ignore[no-any-return]  # untyped there
-        outputs = make_outputs(results, args)
+        outputs = lowered.make_outputs(results, args)
         # Boxed calling convention: release the inputs early.
         args.clear()
         return outputs
 
-    return _mark_boxed(run)
-
-
-def _choose_outputs(lowered: LoweredGraph) -> Callable[[Any, list[Any]], Sequence[Any]]:
-    """Make the function that assembles the outputs of the graph from the results of the module and the graph's arguments."""
-    is_single = len(lowered.function.outputs) == 1
-
-    def make_outputs(results: Any, args: list[Any]) -> Sequence[Any]:
-        tensors = [_make_tensor(*pair) for pair in zip((results,) if is_single else results, lowered.axes, strict=True)]
-        outputs = [leaf.pick(tensors, args) for leaf in lowered.leaves]
-        if lowered.views is not None:
-            views = lowered.views(*[leaf.pick(tensors, args) for leaf in lowered.bases])
-            for index, view in zip(lowered.viewed, views, strict=True):
-                outputs[index] = view
-        return outputs
-
-    return make_outputs
+    run._boxed_call = True  # type: ignore[attr-defined]  # tells AOTAutograd that arguments are passed as one list
+    return run
 
 
 def _make_array(value: Any, dtype: torch.dtype) -> np.ndarray[Any, Any]:
-    """Convert an argument of the graph to an array of an element type; tensors of that type share their memory."""
+    """Convert an argument of the graph to an array; a tensor of type ``dtype`` shares its memory with the array."""
     if not isinstance(value, torch.Tensor):
         return np.asarray(value)
-    return share_array(value if value.dtype is dtype else value.to(dtype))  # Dynamo passes a float as a tensor of another type
-
-
-def _make_tensor(array: np.ndarray[Any, Any], axes: tuple[int, ...]) -> torch.Tensor:
-    return share_tensor(array).permute(axes) if axes else share_tensor(array)
-
-
-def _box(function: Callable[..., Any]) -> Compiled:
-    return _mark_boxed(lambda args: function(*args))
-
-
-def _mark_boxed(function: Compiled) -> Compiled:
-    function._boxed_call = True  # type: ignore[attr-defined]  # tells AOTAutograd that arguments are passed as one list
-    return function
+    # Dynamo passes a Python float as a tensor, whose type may differ.
+    return share_array(value if value.dtype is dtype else value.to(dtype))

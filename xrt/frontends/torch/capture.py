@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 
-# ---------------------------------------------------------------------- torch.export
-
-
 def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
-    """Run torch.export; dataclasses that the module returns are registered as pytrees first. Raises PyTorch's errors."""
+    """Run torch.export. If the module returns unregistered dataclasses, register them as pytrees and try again."""
     try:
         return _export(module, args, kwargs, dynamic_shapes)
     except Exception as error:
         if "which is not a known type" not in str(error):
             raise
-    # The result contains an unregistered dataclass: register it when forward returns it, and retry.
-    hook = module.register_forward_hook(_register_output)
+
+    def register_output(_: torch.nn.Module, inputs: Any, output: Any) -> None:
+        register_dataclasses(output)  # returns None, because a result would replace the output
+
+    hook = module.register_forward_hook(register_output)
     try:
         return _export(module, args, kwargs, dynamic_shapes)
     finally:
@@ -50,8 +50,8 @@ def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
-    """Run torch.export without printing a failed graph: the error has the reason, and another attempt may succeed."""
-    # PyTorch prints the graph with the builtin; a global of that name hides it in PyTorch's module only.
+    """Run torch.export. A graph that fails is not printed: the error has the reason, and another attempt may succeed."""
+    # A global named "print" hides the builtin in this module of PyTorch.
     scope = vars(_trace)
     scope["print"] = lambda *_, **__: None
     try:
@@ -63,23 +63,18 @@ def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 @contextmanager
 def drop_warnings(*loggers: str) -> Iterator[None]:
-    """Context manager: drop messages of these loggers from level WARNING up. Lower levels, if the user enabled them, pass."""
-    targets = [logging.getLogger(name) for name in loggers]
-    for logger in targets:
-        logger.addFilter(_is_below_warning)
+    """Context manager: drop warnings and errors of these loggers. Messages of lower levels, which the user enabled, pass."""
+
+    def is_below_warning(record: logging.LogRecord) -> bool:
+        return record.levelno < logging.WARNING
+
+    for name in loggers:
+        logging.getLogger(name).addFilter(is_below_warning)
     try:
         yield
     finally:
-        for logger in targets:
-            logger.removeFilter(_is_below_warning)
-
-
-def _is_below_warning(record: logging.LogRecord) -> bool:
-    return record.levelno < logging.WARNING
-
-
-def _register_output(_: torch.nn.Module, inputs: Any, output: Any) -> None:
-    register_dataclasses(output)  # returns None, because a result would replace the output
+        for name in loggers:
+            logging.getLogger(name).removeFilter(is_below_warning)
 
 
 def register_dataclasses(values: Any) -> bool:
@@ -92,26 +87,23 @@ def register_dataclasses(values: Any) -> bool:
     return bool(instances)
 
 
-# ---------------------------------------------------------------------- the state that a capture depends on
-
-
 @dataclass(frozen=True, slots=True)
 class ModuleState:
     """State of a PyTorch module that a capture depends on: submodules, training flags, and tensors with their versions.
 
-    Computed in each call, so it consists of flat lists that compare without Python code per module.
+    The state is read and compared in each call. It consists of flat lists because Python compares these quickly.
     """
 
     layout: list[Any]
     """Each module, followed by the names of its submodules, parameters and buffers."""
     training: tuple[bool, ...]
     tensors: list[torch.Tensor | None]
-    marks: list[tuple[object, ...]]
-    """Address, version, dtype and shape of each tensor."""
+    versions: list[tuple[object, ...]]
+    """Address, write count, dtype and shape of each tensor; () for None."""
 
     @classmethod
-    def of(cls, model: torch.nn.Module) -> ModuleState:
-        """Read the state of a module; raises ModelError for tensors without a version counter."""
+    def read(cls, model: torch.nn.Module) -> ModuleState:
+        """Read the state of a module; raises ModelError for tensors whose writes PyTorch does not count."""
         layout: list[Any] = []
         flags: list[bool] = []
         tensors: list[Any] = []
@@ -130,28 +122,34 @@ class ModuleState:
             if buffers:
                 layout += buffers
                 tensors += buffers.values()
-        marks: list[tuple[object, ...]]
+        versions: list[tuple[object, ...]]
         try:
-            marks = [() if t is None else (t.data_ptr(), t._version, t.dtype, t.shape) for t in tensors]
+            versions = [() if t is None else (t.data_ptr(), t._version, t.dtype, t.shape) for t in tensors]
         except RuntimeError:
-            # A tensor without storage, such as a sparse one, or without version counter, which check_module refuses.
+            # A tensor without a write count, which check_module refuses, or without an address, such as a sparse tensor.
             check_module(model)
-            marks = [() if t is None else _make_mark(t) for t in tensors]
-        return cls(layout, tuple(flags), tensors, marks)
+            versions = []
+            for tensor in tensors:
+                if tensor is None:
+                    versions.append(())
+                    continue
+                address = tensor.data_ptr() if tensor.layout is torch.strided else id(tensor)
+                versions.append((address, tensor._version, tensor.dtype, tensor.shape))
+        return cls(layout, tuple(flags), tensors, versions)
 
-    def is_valid_for(self, other: ModuleState, updated: Sequence[int]) -> bool:
-        """Whether a capture made in this state is valid in the other. Tensors at indices ``updated`` may differ in content."""
-        if self.layout != other.layout:
+    def is_capture_valid(self, current: ModuleState, updated: Sequence[int]) -> bool:
+        """Whether a capture made in this state is valid in the current state. The capture writes to the tensors ``updated``."""
+        if self.layout != current.layout:
             return False
-        # Most calls: nothing has changed.
-        if self.marks == other.marks and all(map(is_, self.tensors, other.tensors)):
+        # In most calls nothing has changed.
+        if self.versions == current.versions and all(map(is_, self.tensors, current.tensors)):
             return True
-        # mark[2:] is dtype and shape: address and version of an updated tensor may change.
-        pairs = enumerate(zip(self.tensors, other.tensors, self.marks, other.marks, strict=True))
-        return all(
-            (tensor is other_tensor and mark == other_mark) or (index in updated and mark[2:] == other_mark[2:])
-            for index, (tensor, other_tensor, mark, other_mark) in pairs
-        )
+        for index, (version, current_version) in enumerate(zip(self.versions, current.versions, strict=True)):
+            is_same = self.tensors[index] is current.tensors[index] and version == current_version
+            # Address and write count of an updated tensor may change, but not its dtype and shape.
+            if not is_same and (index not in updated or version[2:] != current_version[2:]):
+                return False
+        return True
 
 
 def list_tensor_names(model: torch.nn.Module) -> list[str]:
@@ -167,7 +165,7 @@ def list_tensor_names(model: torch.nn.Module) -> list[str]:
 
 
 def check_module(model: torch.nn.Module) -> None:
-    """Raise ModelError for torch.jit modules and tensors without a version counter."""
+    """Raise ModelError for torch.jit modules and tensors whose writes PyTorch does not count."""
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError("a module of torch.jit cannot be captured; pass the module that it was scripted or traced from")
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
@@ -193,28 +191,20 @@ def check_keywords(model: torch.nn.Module, keywords: Mapping[str, Any]) -> None:
             )
 
 
-def _make_mark(tensor: torch.Tensor) -> tuple[object, ...]:
-    memory = tensor.data_ptr() if tensor.layout is torch.strided else id(tensor)
-    return memory, tensor._version, tensor.dtype, tensor.shape
-
-
-# ---------------------------------------------------------------------- captures
-
-
-_EXPORT = renew_after_fork(threading.RLock())
+_EXPORT_LOCK = renew_after_fork(threading.RLock())
 """torch.export is not thread-safe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A leaf of the module's result: an output of the Function, an unchanged input, or a fixed value."""
+    """Source of one leaf of the module's result: an output of the Function, an unchanged input, or a fixed value."""
 
     kind: Literal["output", "input", "value"]
     index: int = 0
     """Index of the output, or of the flattened input."""
     value: Any = None
     is_number: bool = False
-    """Whether the module returns this output as a Python number."""
+    """Whether the module returns the output as a Python number."""
 
     def pick(self, outputs: Sequence[torch.Tensor], inputs: Sequence[Any]) -> Any:
         """Select the leaf's value in a call from the Function's outputs and the module's flattened inputs."""
@@ -230,20 +220,19 @@ class Capture:
     """A module captured for inputs of one structure."""
 
     function: Function
-    in_spec: Any
-    """Pytree structure of (args, kwargs)."""
     out_spec: Any
+    """Pytree structure of the module's result."""
     inputs: tuple[int, ...]
     """For each input of the Function, the index of the flattened input leaf."""
     buffers: tuple[str, ...]
     """Names of the buffers that the module updates: the last inputs of the Function, each aliased to its next value."""
     leaves: tuple[Leaf, ...]
-    declined: Mapping[str, str]
+    opaque: Mapping[str, str]
     """Maps each operator that became an opaque node to the reason."""
     updated: tuple[int, ...] = ()
     """Indices of flattened input leaves that the module updates in place."""
     guards: Callable[..., object] | None = None
-    """Raises an error for input sizes that the capture does not cover. None if all sizes are static."""
+    """Raises an error if called with inputs of sizes that the capture does not cover. None if all sizes are static."""
 
 
 def capture(
@@ -256,12 +245,12 @@ def capture(
 ) -> Capture:
     """Capture a module with example inputs.
 
-    Raises ModelError if PyTorch cannot export it, or if the capture covers only some of the dynamic sizes and ``allow_guards``
-    is false; DataDependentError if the module's code depends on values.
+    Raises ModelError if PyTorch cannot export the module, DataDependentError if its code depends on values. Also raises
+    ModelError if the capture covers only some of the dynamic sizes, unless ``allow_guards`` is true.
     """
     if isinstance(module, torch.nn.Module):
         check_module(module)
-    with _EXPORT, warnings.catch_warnings():
+    with _EXPORT_LOCK, warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning):
             warnings.simplefilter("ignore", category)  # PyTorch's own deprecations
         warnings.filterwarnings("ignore", "The tensor attributes .*_flat_weights")  # kept by nn.LSTM
@@ -270,7 +259,8 @@ def capture(
 
 def _capture(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, allow_guards: bool) -> Capture:
     """Export, functionalize and lower a module; PyTorch's errors are raised as XRT's."""
-    if shapes:  # PyTorch marks tensors with dynamic sizes; pass detached views, not the tensors of the user
+    if shapes:
+        # PyTorch marks tensors that have dynamic sizes: pass views, not the caller's tensors.
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
     try:
         with torch.no_grad():
@@ -279,8 +269,8 @@ def _capture(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         raise InputError(f"forward of {type(module).__name__} reads the key {error}, which no input has; pass it") from error
     except Exception as error:
         _check_arguments(module, args, kwargs)
-        text = str(error).strip().partition("\n")[0]
-        text = f"PyTorch cannot export {type(module).__name__}: {text}"
+        first_line = str(error).strip().partition("\n")[0]
+        text = f"PyTorch cannot export {type(module).__name__}: {first_line}"
         if "Cache'>" in text and ("not a known type" in text or "input type" in text):
             text = f"PyTorch cannot export {type(module).__name__} with a cache of transformers as input or output{_CACHE_HINT}"
         if "data-dependent" in text:
@@ -309,12 +299,12 @@ _DATA_HINT = "; write it with torch.cond, or run it by torch.compile(module, bac
 def _check_guards(program: ExportedProgram, shapes: Any) -> None:
     """Raise ModelError if the capture covers only some of the sizes that the user declared dynamic.
 
-    PyTorch checks the ranges of a ``Dim`` itself. Equalities of sizes appear in the types of the Function. Guards like `size !=
-    1` come from PyTorch's broadcasting checks, not from branches of the module.
+    Guards of two kinds are accepted: equalities of sizes, which the types of the Function show, and inequalities like
+    `size != 1`, which come from PyTorch's broadcasting checks and not from branches of the module.
     """
     dims = pytree.tree_leaves(shapes)
     if all(dim is None or isinstance(dim, int | torch.export.Dim) for dim in dims):
-        return
+        return  # PyTorch checks the range of a Dim
     for guard in program._guards_code:
         if ".size()[" in guard and not _HARMLESS.fullmatch(guard):
             raise ModelError(
@@ -324,29 +314,26 @@ def _check_guards(program: ExportedProgram, shapes: Any) -> None:
 
 
 _HARMLESS = re.compile(r"L\S*\.size\(\)\[\d+\] == L\S*\.size\(\)\[\d+\]|.* != \S+")
+"""Guards that `_check_guards` accepts."""
 _LOCAL = re.compile(r"L\['(\w+)'\]")
 
 
-# ---------------------------------------------------------------------- functional form
-
-
-def _list_calls(program: ExportedProgram) -> set[Any]:
-    """List the targets of all calls, including those of nested graphs."""
-    modules = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
-    return {call.target for part in modules for call in part.graph.nodes if call.op == "call_function"}
-
-
 def _is_functional(program: ExportedProgram) -> bool:
-    """Whether the graph has neither updates in place nor transforms of torch.func."""
-    calls = _list_calls(program)
-    operators = (call for call in calls if isinstance(call, torch._ops.OpOverload) and str(call) not in CHECKS)
-    mutable = (operator._schema.is_mutable and str(operator) != "aten.detach_.default" for operator in operators)
-    return not any(mutable) and not any(getattr(call, "__module__", "") == "torch._functorch.predispatch" for call in calls)
+    """Whether the graph and its subgraphs have neither updates in place nor transforms of torch.func."""
+    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    for target in {call.target for graph in graphs for call in graph.nodes if call.op == "call_function"}:
+        if getattr(target, "__module__", "") == "torch._functorch.predispatch":
+            return False
+        is_operator = isinstance(target, torch._ops.OpOverload)
+        # Lowering drops checks and treats detach_ as the identity.
+        if is_operator and target._schema.is_mutable and str(target) not in (*CHECKS, "aten.detach_.default"):
+            return False
+    return True
 
 
 def _functionalize(program: ExportedProgram) -> ExportedProgram:
     """Replace updates in place by new values; raises ModelError if PyTorch cannot."""
-    # PyTorch traces the module again for that, so only if needed.
+    # Only if needed, because PyTorch traces the module again.
     if _is_functional(program):
         return program
     try:
@@ -354,9 +341,6 @@ def _functionalize(program: ExportedProgram) -> ExportedProgram:
     except Exception as error:
         text = str(error).strip().partition("\n")[0]
         raise ModelError(f"PyTorch cannot make the captured module functional: {text}") from error
-
-
-# ---------------------------------------------------------------------- from the program to the Function
 
 
 def _lower(program: ExportedProgram, names: Mapping[str, str], function_name: str) -> Capture:
@@ -368,13 +352,12 @@ def _lower(program: ExportedProgram, names: Mapping[str, str], function_name: st
         lowering.run(program.graph, program.graph_module)
         leaves = _add_outputs(lowering, program, buffers)
     function = drop_dead_nodes(builder.function())
-    declined = {str(target): why for target, why in lowering.declined.items()}
-    spec = program.call_spec
+    opaque = {str(operator): reason for operator, reason in lowering.opaque.items()}
     signature = program.graph_signature
-    users = [entry.arg.name for entry in signature.input_specs if entry.kind is InputKind.USER_INPUT]
-    updated = tuple(users.index(entry.target) for entry in signature.output_specs if entry.kind is OutputKind.USER_INPUT_MUTATION)
-    ends = tuple(inputs), tuple(buffers), tuple(leaves)
-    return Capture(function, spec.in_spec, spec.out_spec, *ends, declined, updated)
+    user_inputs = [entry.arg.name for entry in signature.input_specs if entry.kind is InputKind.USER_INPUT]
+    mutations = [entry for entry in signature.output_specs if entry.kind is OutputKind.USER_INPUT_MUTATION]
+    updated_leaves = tuple(user_inputs.index(entry.target) for entry in mutations)
+    return Capture(function, program.call_spec.out_spec, tuple(inputs), tuple(buffers), tuple(leaves), opaque, updated_leaves)
 
 
 def _add_inputs(lowering: Lowering, program: ExportedProgram) -> tuple[list[int], dict[str, Tensor]]:
@@ -393,7 +376,7 @@ def _add_inputs(lowering: Lowering, program: ExportedProgram) -> tuple[list[int]
             lowering.values[calls[spec.arg.name]] = spec.arg.value
     tokens = (spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.TOKEN)
     lowering.values.update((calls[name], None) for name in tokens)
-    # Updated buffers are inputs, behind those of the user; all other tensors of the module are constants.
+    # Updated buffers are inputs after the user's inputs. All other tensors of the module are constants.
     buffers: dict[str, Tensor] = {}
     for spec in signature.input_specs:
         if spec.kind is InputKind.BUFFER and spec.target in updated:
@@ -402,15 +385,11 @@ def _add_inputs(lowering: Lowering, program: ExportedProgram) -> tuple[list[int]
             lowering.values[call] = buffers[spec.target]
     for spec in signature.input_specs:
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR) and spec.target not in buffers:
-            lowering.values[calls[spec.arg.name]] = lowering.add_constant(spec.target, _find_tensor(program, spec))
+            # Non-persistent buffers are not in the state dict.
+            is_in_state = spec.kind is InputKind.PARAMETER or (spec.kind is InputKind.BUFFER and spec.persistent)
+            tensor = (program.state_dict if is_in_state else program.constants)[spec.target]
+            lowering.values[calls[spec.arg.name]] = lowering.add_constant(spec.target, tensor)
     return inputs, buffers
-
-
-def _find_tensor(program: ExportedProgram, spec: Any) -> torch.Tensor:
-    # Non-persistent buffers are not in the state dict.
-    if spec.kind is InputKind.PARAMETER or (spec.kind is InputKind.BUFFER and spec.persistent):
-        return program.state_dict[spec.target]
-    return program.constants[spec.target]
 
 
 def _add_outputs(lowering: Lowering, program: ExportedProgram, buffers: Mapping[str, Tensor]) -> list[Leaf]:
@@ -445,14 +424,15 @@ def _add_outputs(lowering: Lowering, program: ExportedProgram, buffers: Mapping[
 
 def _name_outputs(spec: Any) -> Iterator[str]:
     """Yield a name for each output leaf: the keys and fields of its pytree path, or ``output`` if the path is empty."""
-    tree = pytree.tree_unflatten([torch.empty(0)] * spec.num_leaves, spec)  # transformers' caches expect tensor leaves
+    # Leaves are tensors, because the caches of transformers can only be built from tensors.
+    tree = pytree.tree_unflatten([torch.empty(0)] * spec.num_leaves, spec)
     for path, _ in pytree.tree_flatten_with_path(tree)[0]:
         parts = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]
         label = ".".join(parts)
-        yield label if label and not parts[0].isdigit() else f"output_{label}" if label else "output"
-
-
-# ---------------------------------------------------------------------- symbolic sizes
+        if not label:
+            yield "output"
+        else:
+            yield f"output_{label}" if parts[0].isdigit() else label
 
 
 def _replace_names(shapes: Any) -> Any:
@@ -471,27 +451,30 @@ def _name_symbols(
     if not shapes:
         return {}
     calls = {call.name: call for call in program.graph.nodes if call.op == "placeholder"}
-    users = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    user_inputs = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
     bound = dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
     specs = shapes if isinstance(shapes, Mapping) else dict(zip(bound, shapes, strict=False))
     names: dict[str, str] = {}
-    for (path, _), arg in zip(pytree.tree_flatten_with_path(bound)[0], users, strict=False):
+    for (path, _), arg in zip(pytree.tree_flatten_with_path(bound)[0], user_inputs, strict=False):
         fake: Any = calls[arg.name].meta.get("val") if getattr(arg, "name", "") in calls else None
         spec = _find_spec(specs, path)
-        axes = dict(enumerate(spec)) if isinstance(spec, list | tuple) else spec if isinstance(spec, Mapping) else {}
-        for axis, dim in axes.items() if isinstance(fake, torch.Tensor) else ():
-            text, size = dim if isinstance(dim, str) else getattr(dim, "__name__", None), fake.shape[axis]
-            if text and isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                names.setdefault(str(size.node.expr), text)
+        # The dims of a tensor are listed for all axes, or mapped by axis.
+        dims = dict(enumerate(spec)) if isinstance(spec, list | tuple) else spec
+        if not isinstance(fake, torch.Tensor) or not isinstance(dims, Mapping):
+            continue
+        for axis, dim in dims.items():
+            name, size = dim if isinstance(dim, str) else getattr(dim, "__name__", None), fake.shape[axis]
+            if name and isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                names.setdefault(str(size.node.expr), name)
     return names
 
 
 def _find_spec(spec: Any, path: Sequence[Any]) -> Any:
     """Look up the dynamic shape of the leaf at a pytree path; None if the user specified none."""
-    for key in path:
-        part: Any = getattr(key, "key", getattr(key, "idx", None))
+    for entry in path:
+        key: Any = getattr(entry, "key", getattr(entry, "idx", None))
         if isinstance(spec, Mapping):
-            spec = spec.get(part)
+            spec = spec.get(key)
         else:
-            spec = spec[part] if isinstance(spec, list | tuple) else None
+            spec = spec[key] if isinstance(spec, list | tuple) else None
     return spec

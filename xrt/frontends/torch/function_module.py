@@ -22,7 +22,7 @@ from xrt.graph.constants import Constant, is_mapped
 from xrt.module.module import XRTModule
 
 _MODULES: weakref.WeakValueDictionary[int, FunctionModule] = weakref.WeakValueDictionary()
-"""Live modules by id. A captured call contains the id, because a graph of PyTorch cannot hold the module."""
+"""Live modules by number. A captured call contains the number, because a graph of PyTorch cannot hold the module."""
 _NUMBERS = itertools.count()
 
 
@@ -35,7 +35,7 @@ class FunctionModule(nn.Module):  # type: ignore[misc]  # PyTorch is not seen by
 
     def __init__(self, model: Function | XRTModule, engine: Any = None, **options: Any) -> None:
         super().__init__()
-        self._function, self._xrt_module = _open(model, engine, options)
+        self._function, self._xrt_module = _make_xrt_module(model, engine, options)
         self._number = next(_NUMBERS)
         _MODULES[self._number] = self
         for name, constant in self._function.constants.items():
@@ -48,20 +48,22 @@ class FunctionModule(nn.Module):  # type: ignore[misc]  # PyTorch is not seen by
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         """Run the Function; return the output, or a tuple of several."""
-        # A capture sees one custom operator, which `from_torch` expands again.
-        if torch.compiler.is_compiling():
-            results = tuple(torch.ops.xrt.run_function(list(inputs), self._number))
-            return results if len(results) > 1 else results[0]
+        # A capture records one custom operator, which `from_torch` replaces by the nodes of the Function.
+        is_captured = torch.compiler.is_compiling()
+        results = torch.ops.xrt.run_function(list(inputs), self._number) if is_captured else self.run(inputs)
+        return tuple(results) if len(results) > 1 else results[0]
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         results = self._xrt_module(*map(share_array, inputs))
-        return tuple(map(share_tensor, results)) if isinstance(results, tuple) else share_tensor(results)
+        return list(map(share_tensor, results if isinstance(results, tuple) else (results,)))
 
     def load_state_dict(self, *_: Any, **__: Any) -> Any:
         """Not supported: a Function is immutable."""
         raise ModelError("the constants of a Function do not change; load them into the module that it was made of")
 
 
-def _open(model: Function | XRTModule, engine: Any, options: dict[str, Any]) -> tuple[Function, XRTModule]:
-    """The Function of a model, and the XRTModule that runs it."""
+def _make_xrt_module(model: Function | XRTModule, engine: Any, options: dict[str, Any]) -> tuple[Function, XRTModule]:
+    """Return the Function of a model and the XRTModule that runs it, which is created for a Function."""
     if isinstance(model, TorchModule):
         raise ModelError("an XRTModule of a module of PyTorch is none of a Function; the module itself is its attribute `model`")
     if isinstance(model, XRTModule):
@@ -75,7 +77,7 @@ def _open(model: Function | XRTModule, engine: Any, options: dict[str, Any]) -> 
 
 
 def _share_constant(constant: Constant) -> torch.Tensor:
-    """A tensor with the memory of a constant; a copy of memory-mapped ones and of types that NumPy lacks."""
+    """Convert a constant to a tensor that shares its memory; copy memory-mapped constants and types that NumPy lacks."""
     if is_mapped(constant.array) or constant.array.dtype.isbuiltin != 1:
         return share_tensor(constant.array)
     with warnings.catch_warnings():
@@ -83,29 +85,23 @@ def _share_constant(constant: Constant) -> torch.Tensor:
         return torch.from_numpy(constant.array)
 
 
-# ---------------------------------------------------------------------- the operator that a capture sees
-
+# The custom operator that a capture records for a call of a FunctionModule.
 _LIBRARY = torch.library.Library("xrt", "DEF")
 _LIBRARY.define("run_function(Tensor[] inputs, int number) -> Tensor[]")
 
 
-def _run(inputs: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
-    results = _find(number)._xrt_module(*map(share_array, inputs))
-    return list(map(share_tensor, results if isinstance(results, tuple) else (results,)))
-
-
 def _make_fakes(inputs: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
-    """Make fake results of the declared types for a capture; an extent that no input determines becomes data-dependent."""
+    """Make fake results of the declared types for a capture. A size that no input determines becomes a new dynamic size."""
     function = _find(number)._function
-    extents: dict[Any, Any] = {}
+    sizes_by_dim: dict[Any, Any] = {}
     for value, tensor in zip(function.inputs, inputs, strict=True):
-        extents.update(zip(value.type.shape or (), tensor.shape, strict=False))  # type: ignore[union-attr]  # all are tensors
+        sizes_by_dim.update(zip(value.type.shape or (), tensor.shape, strict=False))  # type: ignore[union-attr]  # all are tensors
     fakes = []
     for value in function.outputs:
         type_: Any = value.type
         if type_ is None or type_.shape is None:
             raise ModelError(f"the rank of output {value.name!r} is not known, so no capture can hold it")
-        sizes = [size if isinstance(size, int) else extents.get(size) for size in type_.shape]
+        sizes = [dim if isinstance(dim, int) else sizes_by_dim.get(dim) for dim in type_.shape]
         sizes = [torch.library.get_ctx().new_dynamic_size() if size is None else size for size in sizes]
         fakes.append(torch.empty(sizes, dtype=to_torch_dtype(type_.dtype)))
     return fakes
@@ -117,6 +113,6 @@ def _find(number: int) -> FunctionModule:
     return _MODULES[number]
 
 
-_LIBRARY.impl("run_function", _run, "CPU")
+_LIBRARY.impl("run_function", lambda inputs, number: _find(number).run(inputs), "CPU")
 torch.library.register_fake("xrt::run_function", _make_fakes, lib=_LIBRARY)
 RULES["xrt.run_function.default"] = lambda _, inputs, number: list(current("a Function").inline(_find(number)._function, *inputs))

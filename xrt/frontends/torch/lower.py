@@ -1,9 +1,9 @@
-"""Lower a captured FX graph: each call becomes nodes by its rule, by a decomposition, or else one opaque node."""
+"""Lower a captured FX graph to ONNX operators: each call by its rule or by a decomposition, else as one opaque node."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
@@ -39,46 +39,20 @@ if TYPE_CHECKING:
     from xrt.graph import Type
 
 
-# ---------------------------------------------------------------------- checks, and calls without an ONNX form
-
-
 CHECKS = frozenset(
-    {
-        "aten._assert_tensor_metadata.default",
-        "aten._assert_scalar.default",
-        "aten._assert_async.msg",
-        "aten._assert_async.default",
-        "aten.sym_constrain_range.default",
-        "aten.sym_constrain_range_for_size.default",
-        "aten._functional_assert_scalar.default",
-        "aten._functional_assert_async.msg",
-        "aten._functional_sym_constrain_range_for_size.default",
-        "aten._linalg_check_errors.default",
-    }
+    f"aten.{name}"
+    for name in (
+        *("_assert_tensor_metadata.default", "_assert_scalar.default", "_functional_assert_scalar.default"),
+        *("_assert_async.msg", "_assert_async.default", "_functional_assert_async.msg", "_linalg_check_errors.default"),
+        *("sym_constrain_range.default", "sym_constrain_range_for_size.default"),
+        "_functional_sym_constrain_range_for_size.default",
+    )
 )
 """Operators that only check values. The lowering drops them."""
 
 
-def record_opaque(
-    operator: str, args: Sequence[Any], kwargs: dict[str, Any], types: Sequence[Type | None], reason: str
-) -> tuple[Tensor | None, ...]:
-    """Record a call as an opaque node, which PyTorch runs. Return one result per type; None where the type is None."""
-    builder = current(operator)
-    inputs: list[Symbol] = []
-    call = OpaqueCall(
-        operator, tuple(_encode(arg, inputs) for arg in args), {k: _encode(v, inputs) for k, v in kwargs.items()}, reason
-    )
-    builder.import_domain(DOMAIN, 1)
-    labels = [str(index + 1) for index in range(len(types))]
-    node = builder.new_node(call.op_type, inputs, len(types), read_attributes(call.attributes), domain=DOMAIN, labels=labels)
-    # An empty name omits an output: PyTorch computes it, and nobody reads it.
-    node = replace(node, outputs=tuple(n if t is not None else "" for n, t in zip(node.outputs, types, strict=True)))
-    results = builder.record(node, types)
-    return tuple(result if result.name else None for result in results)
-
-
 def _encode(value: Any, inputs: list[Symbol]) -> Any:
-    """Encode an argument of an opaque call. Append tensors and symbolic numbers to ``inputs``, and encode their indices."""
+    """Encode an argument of an opaque call. Tensors and symbolic numbers are appended to ``inputs`` and encoded as an index."""
     if isinstance(value, Symbol):
         inputs.append(value)
         return Tagged("tensor", len(inputs) - 1)
@@ -93,70 +67,55 @@ def _encode(value: Any, inputs: list[Symbol]) -> Any:
     return Tagged("device", str(value)) if isinstance(value, torch.device) else value
 
 
-# ---------------------------------------------------------------------- control flow
-
-
-def lower_control_flow(lowering: Lowering, name: str, args: list[Any], fakes: Any) -> list[Any]:
-    """Lower a higher-order operator and return its results.
-
-    ``fakes`` are the fake tensors that the capture stored as results. Raises ModelError for an unsupported operator.
-    """
-    rule = _RULES.get(name)
-    if rule is None:
-        raise ModelError(f"the module uses the higher-order operator {name}, which has no ONNX form; run it without XRT")
-    results = rule(lowering, *args)
-    if rule is _inline or not isinstance(fakes, list | tuple):
-        return results  # type: ignore[no-any-return]  # an inlined graph returns its results unchanged
-    return [lowering.record_result(result, fake) for result, fake in zip(results, fakes, strict=False)]
-
-
 def _inline(lowering: Lowering, *args: Any) -> Any:
-    """Inline the subgraph of a higher-order operator that only wraps it, such as `wrap_with_autocast`."""
-    # Wrappers differ in the options before the subgraph; the operands follow it.
+    """Inline the subgraph of a higher-order operator that only wraps a subgraph, such as `wrap_with_autocast`."""
+    # Each wrapper has other options before the subgraph. After it come the operands.
     index = next(i for i, arg in enumerate(args) if isinstance(arg, torch.fx.GraphModule))
-    part, operands = args[index], list(args[index + 1 :])
-    count = sum(call.op == "placeholder" for call in part.graph.nodes)
-    if len(operands) > count:
+    subgraph, operands = args[index], list(args[index + 1 :])
+    input_count = sum(call.op == "placeholder" for call in subgraph.graph.nodes)
+    if len(operands) > input_count:
         operands = [operand for operand in operands if not isinstance(operand, str)]  # the name of the subgraph
-    if len(operands) == 1 and isinstance(operands[0], list) and count != 1:
+    # Some wrappers pass all operands as one list.
+    if len(operands) == 1 and isinstance(operands[0], list) and input_count != 1:
         operands = operands[0]
-    return lowering.inline(part, operands)
+    return lowering.inline(subgraph, operands)
 
 
-def _cond(lowering: Lowering, condition: Any, then: GraphModule, other: GraphModule, operands: Any) -> Sequence[Any]:
+def _cond(lowering: Lowering, condition: Any, then_graph: GraphModule, else_graph: GraphModule, operands: Any) -> Sequence[Any]:
     if isinstance(condition, bool):
-        return lowering.inline(then if condition else other, operands)  # type: ignore[no-any-return]  # a list
-    bodies = {"then_branch": _make_body(lowering, then, operands), "else_branch": _make_body(lowering, other, operands)}
-    return _insert_nones(apply("If", [_as_condition(condition)], bodies), then)
+        return lowering.inline(then_graph if condition else else_graph, operands)  # type: ignore[no-any-return]  # a list
+    then_branch, else_branch = _make_body(lowering, then_graph, operands), _make_body(lowering, else_graph, operands)
+    results = apply("If", [_as_condition(condition)], {"then_branch": then_branch, "else_branch": else_branch})
+    return _insert_nones(results, then_graph)
 
 
-def _while_loop(lowering: Lowering, condition: GraphModule, body: GraphModule, carried: Any, others: Any) -> Sequence[Any]:
-    """Lower torch.while_loop to a Loop without a trip count; ``others`` are values that both subgraphs capture."""
-    lowering.read_constants(condition, body)
+def _while_loop(lowering: Lowering, condition: GraphModule, body: GraphModule, carried: Any, captured: Any) -> Sequence[Any]:
+    """Lower torch.while_loop to a Loop without a trip count. Both subgraphs read the values ``captured``."""
+    lowering.add_constants(condition, body)
     carried = [as_tensor(value) for value in carried]
 
     def evaluate_condition(states: Sequence[Any]) -> Tensor:
-        (result,) = _as_sequence(lowering.inline(condition, [*states, *others]))
+        (result,) = _as_sequence(lowering.inline(condition, [*states, *captured]))
         return _as_condition(result)
 
-    def run(_iteration: Tensor, _condition: Tensor, *states: Tensor) -> list[Tensor]:
-        with lowering.enter():
-            results = [as_tensor(value) for value in lowering.inline(body, [*states, *others])]
+    def run_body(_iteration: Tensor, _condition: Tensor, *states: Tensor) -> list[Tensor]:
+        with lowering.enter_body():
+            results = [as_tensor(value) for value in lowering.inline(body, [*states, *captured])]
             return [evaluate_condition(results), *results]
 
-    # ONNX's Loop reads a condition before the first iteration, so it is evaluated outside, too.
-    return _as_sequence(apply("Loop", [None, evaluate_condition(carried), *carried], {"body": run}))
+    # Evaluated outside of the body too, because ONNX's Loop reads a condition before the first iteration.
+    return _as_sequence(apply("Loop", [None, evaluate_condition(carried), *carried], {"body": run_body}))
 
 
-def _scan(lowering: Lowering, body: GraphModule, states: Any, rows: Any, others: Any) -> Sequence[Any]:
-    """Lower torch.scan to a Scan over axis 0 of ``rows`` from initial ``states``; the body captures the values ``others``."""
-    inputs = [as_tensor(value) for value in (*states, *rows)]
-    attributes = {"body": _make_body(lowering, body, others), "num_scan_inputs": len(rows)}
+def _scan(lowering: Lowering, body: GraphModule, states: Any, sequences: Any, captured: Any) -> Sequence[Any]:
+    """Lower torch.scan to a Scan over axis 0 of ``sequences``, from initial ``states``. The body reads ``captured`` values."""
+    inputs = [as_tensor(value) for value in (*states, *sequences)]
+    attributes = {"body": _make_body(lowering, body, captured), "num_scan_inputs": len(sequences)}
     return _insert_nones(apply("Scan", inputs, attributes), body)
 
 
 def _with_effects(_: Lowering, token: Any, operator: Any, *__: Any) -> Sequence[Any]:
-    """Drop an operator with an effect token if it only checks values; raises ModelError for others. The new token is None."""
+    """Drop an operator with an effect token if it only checks values, else raise ModelError. The new token is None."""
     if str(operator) not in CHECKS:
         raise ModelError(f"the module calls {operator}, whose effects no Function has; run it without XRT")
     return [None]
@@ -166,30 +125,31 @@ _WRAPPERS = (
     *("wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap_activation_checkpoint", "tag_activation_checkpoint"),
     *("hints_wrapper", "invoke_subgraph", "strict_mode", "wrap"),
 )
-_RULES: dict[str, Callable[..., Any]] = {
+_CONTROL_FLOW_RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(_WRAPPERS, _inline),
     "cond": _cond,
     "while_loop": _while_loop,
     "scan": _scan,
-    "map_impl": lambda lowering, body, rows, others: _scan(lowering, body, [], rows, others),
+    "map_impl": lambda lowering, body, sequences, captured: _scan(lowering, body, [], sequences, captured),
     "with_effects": _with_effects,
 }
 
 
-def _make_body(lowering: Lowering, part: GraphModule, others: Sequence[Any]) -> Callable[..., list[Tensor]]:
-    """Make the function that traces a body: it inlines the subgraph on the body's inputs and the captured values ``others``."""
-    lowering.read_constants(part)
+def _make_body(lowering: Lowering, subgraph: GraphModule, captured: Sequence[Any]) -> Callable[..., list[Tensor]]:
+    """Make the function that traces the body of a node: it inlines the subgraph on the body's inputs and ``captured`` values."""
+    lowering.add_constants(subgraph)
 
-    def run(*operands: Tensor) -> list[Tensor]:
-        with lowering.enter():
-            return [as_tensor(result) for result in lowering.inline(part, [*operands, *others]) if result is not None]
+    def run_body(*operands: Tensor) -> list[Tensor]:
+        with lowering.enter_body():
+            results = lowering.inline(subgraph, [*operands, *captured])
+            return [as_tensor(result) for result in results if result is not None]
 
-    return run
+    return run_body
 
 
-def _insert_nones(results: Any, part: GraphModule) -> list[Any]:
-    """Restore the None results of a subgraph, for which its body has no outputs: insert None at their indices."""
-    (output,) = [call for call in part.graph.nodes if call.op == "output"]
+def _insert_nones(results: Any, subgraph: GraphModule) -> list[Any]:
+    """Insert None where the subgraph returns None, since the body of a node has no outputs for these results."""
+    (output,) = [call for call in subgraph.graph.nodes if call.op == "output"]
     values = iter(_as_sequence(results))
     return [None if call is None else next(values) for call in output.args[0]]
 
@@ -213,7 +173,7 @@ def _as_condition(value: Any) -> Tensor:
 
 
 def trace_decomposition(call: Call, read: Sequence[int]) -> GraphModule | None:
-    """Trace the decomposition of a captured call; the nodes among its arguments become the inputs of the traced graph.
+    """Trace the decomposition of a call to a graph whose inputs are the FX nodes among the call's arguments.
 
     ``read`` has the indices of the results to compute. Return None if there is no decomposition that can be lowered.
     """
@@ -240,13 +200,13 @@ def trace_decomposition(call: Call, read: Sequence[int]) -> GraphModule | None:
     for function in (run, dispatch_functionalize(run, FunctionalTensorMode())):
         try:
             with mode, enable_python_dispatcher(), torch.no_grad(), torch._C._DisableAutocast():
-                part = make_fx(function, {call.target: decompose})(*fakes)
-        except Exception:  # noqa: BLE001  # a decomposition may fail for these arguments; the call stays as it is
+                subgraph = make_fx(function, {call.target: decompose})(*fakes)
+        except Exception:  # noqa: BLE001  # a decomposition may not support these arguments
             continue
-        part.graph.eliminate_dead_code()
-        called = {node.target for node in part.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
-        if not any(target is call.target or _is_unsupported(target) for target in called):
-            return part
+        subgraph.graph.eliminate_dead_code()
+        operators = {node.target for node in subgraph.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
+        if not any(operator is call.target or _is_unsupported(operator) for operator in operators):
+            return subgraph
     return None
 
 
@@ -314,17 +274,14 @@ def _decompose_encoder_layer(*args: Any, **kwargs: Any) -> Any:
     return normalize(x + feed(x), a.norm_weight_2, a.norm_bias_2)
 
 
-# ---------------------------------------------------------------------- lowering
-
-
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_NUMBERS = {torch.SymInt: DType.INT64, torch.SymFloat: DType.FLOAT64, torch.SymBool: DType.BOOL}
+_SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_NUMBER_TYPES = {torch.SymInt: DType.INT64, torch.SymFloat: DType.FLOAT64, torch.SymBool: DType.BOOL}
 
 
 class Lowering:
     """Lowers a captured graph into the active builder.
 
-    ``declined`` maps each operator that became an opaque node to the reason. If ``uses_torch_generator``, random operators become
+    ``opaque`` maps each operator that became an opaque node to the reason. If ``uses_torch_generator``, random operators become
     opaque nodes too, so that they draw from PyTorch's generator.
     """
 
@@ -333,20 +290,18 @@ class Lowering:
         self.builder = builder
         self.symbols = symbols
         self.values: dict[Call, Any] = {}
-        self.declined: dict[Any, str] = {}
+        self.opaque: dict[Any, str] = {}
         self._root = builder
         self._constants: dict[object, Tensor] = {}
         self._decomposing: list[Any] = []
         """Operators whose decompositions are being lowered, outermost first."""
-        self._parts: dict[object, GraphModule | None] = {}
-        """Traced decompositions, by operator and arguments: the layers of a model repeat them."""
-
-    # ------------------------------------------------------------------ inputs and constants
+        self._decompositions: dict[object, GraphModule | None] = {}
+        """Traced decompositions, by operator and arguments. The layers of a model repeat the same calls."""
 
     def add_input(self, name: str, fake: Any) -> Tensor:
         """Add an input with the type of ``fake``, a captured fake tensor or symbolic number."""
         if not isinstance(fake, torch.Tensor):
-            tensor = self.builder.input(name, TensorType(_NUMBERS[type(fake)], ()))
+            tensor = self.builder.input(name, TensorType(_NUMBER_TYPES[type(fake)], ()))
             self.symbols.record_value(fake.node.expr, tensor)
             return tensor
         tensor = self.builder.input(name, self.get_type(fake))
@@ -354,29 +309,27 @@ class Lowering:
         return tensor
 
     def add_constant(self, name: str, tensor: torch.Tensor) -> Tensor:
-        """Add a tensor as a constant that shares its memory. Tensors of equal address, shape and strides share a constant."""
-        # Empty tensors have no distinct address.
+        """Add a tensor as a constant that shares its memory. Tensors of equal address, shape and strides become one constant."""
+        # All empty tensors may have the same address.
         key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else name
         if key not in self._constants:
-            free = self._root.names.take(name)
+            unique_name = self._root.names.take(name)
             constant = Constant(share_array(tensor))
-            self._root.constants[free] = constant
-            self._constants[key] = Tensor(self._root, free, constant.type)
+            self._root.constants[unique_name] = constant
+            self._constants[key] = Tensor(self._root, unique_name, constant.type)
         return self._constants[key]
 
     def get_type(self, fake: torch.Tensor) -> TensorType:
         """Convert a fake tensor to its TensorType; raises ModelError if it is not dense."""
         if fake.layout is not torch.strided:
             raise ModelError(f"the module computes with a tensor of layout {fake.layout}; only dense tensors are lowered")
-        return TensorType(from_torch_dtype(fake.dtype), self.symbols.name_shape(fake.shape))
-
-    # ------------------------------------------------------------------ calls and arguments
+        return TensorType(from_torch_dtype(fake.dtype), tuple(map(self.symbols.make_dim, fake.shape)))
 
     def run(self, graph: Graph, owner: GraphModule) -> Any:
-        """Lower all calls of a graph and return its outputs. `values` must already have its placeholders."""
+        """Lower all calls of a graph and return its outputs. The caller has set `values` of its placeholders."""
         for call in graph.nodes:
             if call.op == "output":
-                return self.argument(call.args[0])
+                return self.lower_argument(call.args[0])
             if call.op == "get_attr":
                 self.values[call] = self._read_attribute(call, owner)
             elif call.op == "call_function":
@@ -385,15 +338,15 @@ class Lowering:
                 raise ModelError(f"the captured graph has a {call.op} of {call.target}; only calls of operators are lowered")
         return None
 
-    def argument(self, value: Any) -> Any:
-        """Replace the FX nodes in an argument by their lowered values, and constant symbolic numbers by Python numbers."""
+    def lower_argument(self, value: Any) -> Any:
+        """Replace the FX nodes in an argument by their lowered values, and PyTorch's symbolic numbers by XRT's."""
         if isinstance(value, torch.fx.Node):
             return self.values[value]
         if isinstance(value, list | tuple):
-            return [self.argument(item) for item in value]
+            return [self.lower_argument(item) for item in value]
         if isinstance(value, dict):
-            return {key: self.argument(item) for key, item in value.items()}
-        return self.symbols.number(value) if isinstance(value, _SYMBOLIC) else value
+            return {key: self.lower_argument(item) for key, item in value.items()}
+        return self.symbols.make_number(value) if isinstance(value, _SYMBOLIC_NUMBERS) else value
 
     def _read_attribute(self, call: Call, owner: GraphModule) -> Any:
         value: Any = owner
@@ -402,80 +355,83 @@ class Lowering:
         return self.add_constant(str(call.target), value) if isinstance(value, torch.Tensor) else value
 
     def _lower_call(self, call: Call) -> Any:
-        """Lower one call; the result is a tensor, a number, None, or a list of these."""
+        """Lower one call. Return a tensor, a number, None, or a list of these."""
         fake = call.meta.get("val")
         name = str(call.target)
-        if isinstance(fake, _SYMBOLIC):
+        if isinstance(fake, _SYMBOLIC_NUMBERS):
             return self._lower_number(call, fake, name)
         if name in CHECKS:
             return None
-        args, kwargs = self.argument(call.args), self.argument(call.kwargs)
+        args, kwargs = self.lower_argument(call.args), self.lower_argument(call.kwargs)
         with self.builder.scope(path) if (path := _find_path(call)) else nullcontext():
             if isinstance(call.target, torch._ops.OpOverload):
                 return self._lower_operator(call, name, args, kwargs, fake)
             return self._lower_other(call, args, fake)
 
     def _lower_number(self, call: Call, fake: Any, name: str) -> Any:
-        """Lower a call that returns a symbolic number. If `item` reads it from a tensor, record the tensor as its value."""
+        """Lower a call that returns a symbolic number. For ``item``, record that the number is read from the tensor."""
         if name in ("aten.item.default", "aten._local_scalar_dense.default") and not fake.node.expr.is_number:
-            scalar = emit("Reshape", self.argument(call.args[0]), _SCALAR_SHAPE)
-            dtype = _NUMBERS[type(fake)]
+            scalar = emit("Reshape", self.lower_argument(call.args[0]), _SCALAR_SHAPE)
+            dtype = _NUMBER_TYPES[type(fake)]
             self.symbols.record_value(fake.node.expr, scalar if scalar.dtype is dtype else emit("Cast", scalar, to=dtype))
-        return self.symbols.number(fake)
+        return self.symbols.make_number(fake)
 
     def _lower_other(self, call: Call, args: Any, fake: Any) -> Any:
         """Lower a call of a Python function or a higher-order operator."""
         name = getattr(call.target, "__name__", str(call.target))
         if isinstance(call.target, torch._ops.OperatorBase):
-            return lower_control_flow(self, name, args, fake)
-        if name in _PYTHON:
+            rule = _CONTROL_FLOW_RULES.get(name)
+            if rule is None:
+                raise ModelError(f"the module uses the higher-order operator {name}, which has no ONNX form; run it without XRT")
+            results = rule(self, *args)
+            # An inlined graph has recorded the sizes of its results already.
+            if rule is _inline or not isinstance(fake, list | tuple):
+                return results
+            return [self.record_result(result, captured) for result, captured in zip(results, fake, strict=False)]
+        if name == "getitem":
             return call.target(*args)
         if isinstance(fake, torch.Tensor):
             raise ModelError(f"the module uses {name}, which is no operator of PyTorch; run it without XRT")
-        return fake
+        return fake  # a number that the capture already knows
 
-    # ------------------------------------------------------------------ graphs inside the graph
-
-    def inline(self, part: GraphModule, args: Sequence[Any]) -> Any:
+    def inline(self, subgraph: GraphModule, args: Sequence[Any]) -> Any:
         """Lower a subgraph with ``args`` as its inputs, and return its outputs."""
-        placeholders = [call for call in part.graph.nodes if call.op == "placeholder"]
+        placeholders = [call for call in subgraph.graph.nodes if call.op == "placeholder"]
         for call, value in zip(placeholders, args, strict=True):
             self.values[call] = self.record_result(value, call.meta.get("val")) if isinstance(value, Tensor) else value
-        return self.run(part.graph, part)
+        return self.run(subgraph.graph, subgraph)
 
     @contextmanager
-    def enter(self) -> Iterator[None]:
+    def enter_body(self) -> Iterator[None]:
         """Context manager: record into the body that is being traced, not into the enclosing graph."""
-        before, self.builder = self.builder, current("a body")
+        outer, self.builder = self.builder, current("a body")
         try:
-            with self.symbols.enter():
+            with self.symbols.enter_body():
                 yield
         finally:
-            self.builder = before
+            self.builder = outer
 
-    def read_constants(self, *parts: GraphModule) -> None:
+    def add_constants(self, *subgraphs: GraphModule) -> None:
         """Add the tensors that subgraphs read as constants of the root graph, before a body that reads them is traced."""
-        for part in parts:
-            for call in part.graph.nodes:
+        for subgraph in subgraphs:
+            for call in subgraph.graph.nodes:
                 if call.op == "get_attr":
-                    self._read_attribute(call, part)
+                    self._read_attribute(call, subgraph)
 
     def record_result(self, value: Any, fake: Any) -> Any:
-        """Record the symbolic sizes that a result defines: those in a tensor's shape, or the number itself. Return the result."""
-        if isinstance(fake, _SYMBOLIC):
+        """Record the symbolic sizes in a tensor's shape, or the value of a symbolic number. Return the recorded result."""
+        if isinstance(fake, _SYMBOLIC_NUMBERS):
             if isinstance(value, Tensor) and not fake.node.expr.is_number:
                 self.symbols.record_value(fake.node.expr, value)
-            return self.symbols.number(fake)
+            return self.symbols.make_number(fake)
         if isinstance(fake, torch.Tensor) and value is not None:
             self.symbols.record_shape(value, fake.shape)
         return value
 
-    # ------------------------------------------------------------------ one operator
-
     def _lower_operator(self, call: Call, name: str, args: Any, kwargs: Any, fake: Any) -> Any:
         """Lower a call by its rule, else by its decomposition, else as an opaque node."""
         rule = RULES.get(name)
-        # Before the rules: an opaque node would be wrong, too, since engines pass it contiguous arrays.
+        # Checked first, because an opaque node would be wrong too: engines pass it contiguous arrays.
         _check_memory(call)
         if name in _SAME_DTYPE:
             self._check_one_type(name, args)
@@ -493,7 +449,7 @@ class Lowering:
         if (results := self._decompose(call, fake)) is not None:
             return results
         # Keep the first reason per operator.
-        self.declined.setdefault(call.target, reason)
+        self.opaque.setdefault(call.target, reason)
         return self._record_opaque(call, args, kwargs, fake, reason)
 
     def _decompose(self, call: Call, fake: Any) -> Any:
@@ -503,31 +459,33 @@ class Lowering:
             return None
         leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
         read = _list_read_results(call, fake)
-        key = (call.target, structure, read, *map(_describe, leaves))
-        part = self._parts[key] if key in self._parts else trace_decomposition(call, read)
-        # An unbacked symbol stands for the value of this one call, so that a trace with one cannot be shared.
-        if part is None or not any(free_unbacked_symbols(node.meta.get("val")) for node in part.graph.nodes):
-            self._parts[key] = part
-        if part is None:
+        key = (call.target, structure, read, *map(_describe_argument, leaves))
+        subgraph = self._decompositions[key] if key in self._decompositions else trace_decomposition(call, read)
+        # An unbacked symbol stands for a value of this call only, so another call cannot use the trace.
+        if subgraph is None or not any(free_unbacked_symbols(node.meta.get("val")) for node in subgraph.graph.nodes):
+            self._decompositions[key] = subgraph
+        if subgraph is None:
             return None
+        inputs = [self.values[leaf] for leaf in leaves if isinstance(leaf, torch.fx.Node)]
         self._decomposing.append(call.target)
         try:
-            return self._add_types(self.inline(part, [self.values[n] for n in leaves if isinstance(n, torch.fx.Node)]), fake)
+            return self._add_types(self.inline(subgraph, inputs), fake)
         except (Unsupported, ModelError):
             return None
         finally:
             self._decomposing.pop()
 
     def _check_one_type(self, name: str, args: Any) -> None:
-        """Raise InputError if the operands have different element types, which fails at run time but not in torch.export."""
+        """Raise InputError if the operands have different element types, which PyTorch rejects at run time but can export."""
         operands = [operand for operand in args if isinstance(operand, Tensor)]
-        other = next((operand for operand in operands if operand.dtype is not operands[-1].dtype), None)
-        if other is None:
+        first = next((operand for operand in operands if operand.dtype is not operands[-1].dtype), None)
+        if first is None:
             return
-        source = next((value for value in self._root.inputs if value.type and value.dtype is other.dtype), other)
-        second = next(operand for operand in operands if operand.dtype is not other.dtype)
+        second = next(operand for operand in operands if operand.dtype is not first.dtype)
+        # The likely cause is an input of the model of this type.
+        source = next((value for value in self._root.inputs if value.type and value.dtype is first.dtype), first)
         raise InputError(
-            f"input {source.name!r} is {other.dtype}, and {second.name!r} is {second.dtype}: {name.split('.')[1]} of "
+            f"input {source.name!r} is {first.dtype}, and {second.name!r} is {second.dtype}: {name.split('.')[1]} of "
             f"PyTorch takes one element type; convert the input, or the module"
         )
 
@@ -536,18 +494,29 @@ class Lowering:
         schema = call.target._schema
         if schema.is_mutable:
             raise ModelError(f"operator {schema.name} writes to its inputs and could not be made functional: {reason}")
-        overload = call.target._overloadname or "default"
-        several = isinstance(fake, list | tuple)
-        result_types = self._get_types(call, fake)
-        types: list[Type | None] = list(result_types) if several else [result_types]
-        results = record_opaque(f"{schema.name}.{overload}", args, kwargs, types, reason)
-        for tensor, captured in zip(results, fake if several else [fake], strict=True):
+        inputs: list[Symbol] = []
+        encoded_args = tuple(_encode(arg, inputs) for arg in args)
+        encoded_kwargs = {name: _encode(value, inputs) for name, value in kwargs.items()}
+        operator = f"{schema.name}.{call.target._overloadname or 'default'}"
+        opaque_call = OpaqueCall(operator, encoded_args, encoded_kwargs, reason)
+
+        has_several_results = isinstance(fake, list | tuple)
+        fakes = fake if has_several_results else [fake]
+        types: list[Type | None] = list(self._get_types(call, fake)) if has_several_results else [self._get_types(call, fake)]
+        labels = [str(index + 1) for index in range(len(types))]
+        attributes = read_attributes(opaque_call.attributes)
+        self.builder.import_domain(DOMAIN, 1)
+        node = self.builder.new_node(opaque_call.op_type, inputs, len(types), attributes, domain=DOMAIN, labels=labels)
+        # PyTorch computes results that nobody reads, too. An empty name omits such an output.
+        names = tuple(name if type_ is not None else "" for name, type_ in zip(node.outputs, types, strict=True))
+        results = [tensor if tensor.name else None for tensor in self.builder.record(replace(node, outputs=names), types)]
+        for tensor, captured in zip(results, fakes, strict=True):
             if tensor is not None:
                 self.symbols.record_shape(tensor, captured.shape)
-        return list(results) if several else results[0]
+        return results if has_several_results else results[0]
 
     def _get_types(self, call: Call, fake: Any) -> Any:
-        """The type of the result, or None if it is not a tensor. For several results: a tuple, with None for unused ones."""
+        """Get the type of the result, None if it is not a tensor. For several results, a tuple with None for unused results."""
         if not isinstance(fake, list | tuple):
             return self.get_type(fake) if isinstance(fake, torch.Tensor) else None
         read = _list_read_results(call, fake)
@@ -556,7 +525,7 @@ class Lowering:
         )
 
     def _add_types(self, result: Any, fake: Any) -> Any:
-        """Give a rule's results the captured types, with a Cast if needed; raises Unsupported if shapes contradict PyTorch's."""
+        """Cast a rule's results to the captured types. Raises Unsupported if a shape contradicts the captured shape."""
         if isinstance(fake, list | tuple):
             return [self._add_types(item, captured) for item, captured in zip(result, fake, strict=True)]
         if not isinstance(fake, torch.Tensor) or result is None:
@@ -582,8 +551,6 @@ _SAME_DTYPE = frozenset(
 _RANDOM_RULES = frozenset({"aten.native_dropout.default", "aten.bernoulli.p"})
 """Random operators that have a rule."""
 _SCALAR_SHAPE = np.zeros(0, np.int64)
-_PYTHON = frozenset({"getitem"})
-"""Python functions that are called on lowered values. Others compute numbers that the capture already knows."""
 
 
 def _list_read_results(call: Call, fake: Any) -> tuple[int, ...]:
@@ -595,8 +562,8 @@ def _list_read_results(call: Call, fake: Any) -> tuple[int, ...]:
     return tuple(sorted({user.args[1] for user in call.users if user.users}))
 
 
-def _describe(leaf: Any) -> object:
-    """Dict key of an argument: the properties that its decomposition depends on."""
+def _describe_argument(leaf: Any) -> object:
+    """Describe what a decomposition depends on in an argument, as a dict key."""
     fake = leaf.meta.get("val") if isinstance(leaf, torch.fx.Node) else None
     if isinstance(fake, torch.Tensor):
         return fake.dtype, str(tuple(fake.shape))
@@ -604,41 +571,33 @@ def _describe(leaf: Any) -> object:
 
 
 def _check_not_complex(fake: Any, call: Call) -> None:
-    """Raise Unsupported for complex inputs or results."""
     read = [node.meta.get("val") for node in call.all_input_nodes]
     for value in [*read, *(fake if isinstance(fake, list | tuple) else [fake])]:
         if isinstance(value, torch.Tensor) and value.dtype.is_complex:
             raise Unsupported("operators of ONNX take no complex numbers")
 
 
-_STRIDED = "aten.as_strided.default"
 _LAYOUT_DEPENDENT = frozenset({"aten._linalg_det.default", "aten._linalg_slogdet.default"})
+"""Operators that return the LU factors of a matrix or of its transpose, depending on the memory layout."""
 
 
 def _check_memory(call: Call) -> None:
-    """Raise ModelError if the result depends on the memory layout of the input, since engines return contiguous arrays.
-
-    PyTorch saves the LU factors of a matrix or of its transpose, by layout, and the backward graph expects the traced one.
-    """
-    if (target := str(call.target)) != _STRIDED and target not in _LAYOUT_DEPENDENT:
-        return
-    read = call.all_input_nodes[0].meta["val"]
-    if target == _STRIDED and not (read.is_contiguous() and read.storage_offset() == 0):
-        raise ModelError(f"{call.target} reads the memory around a tensor that is not contiguous")
-    if target in _LAYOUT_DEPENDENT and len(call.users) > 1 and not read.is_contiguous():
-        raise ModelError(f"what {call.target} keeps for its gradient depends on the order of its input in memory")
+    """Raise ModelError if the result depends on the memory layout of the input, since engines return contiguous arrays."""
+    operator = str(call.target)
+    if operator == "aten.as_strided.default":
+        tensor = call.all_input_nodes[0].meta["val"]
+        if not tensor.is_contiguous() or tensor.storage_offset() != 0:
+            raise ModelError(f"{operator} reads the memory around a tensor that is not contiguous")
+    # With several users, the backward graph reads the factors, too.
+    if operator in _LAYOUT_DEPENDENT and len(call.users) > 1 and not call.all_input_nodes[0].meta["val"].is_contiguous():
+        raise ModelError(f"what {operator} keeps for its gradient depends on the order of its input in memory")
 
 
-_PATH = re.compile(r"^[LG]\[['\"]\w+['\"]\]\.?|_modules\[['\"]?|['\"]\]|^L__self___?|\['|\(.*")
+_PATH_NOISE = re.compile(r"^[LG]\[['\"]\w+['\"]\]\.?|_modules\[['\"]?|['\"]\]|^L__self___?|\['|\(.*")
 
 
 def _find_path(call: Call) -> str:
-    """The qualified name of the submodule that makes the call, such as ``encoder.layer.3.output``; empty if unknown.
-
-    Dynamo's prefix for the root module, such as ``L['self']``, is removed.
-    """
-    stack: Iterable[Any] = (call.meta.get("nn_module_stack") or {}).values()
-    path = ""
-    for entry in stack:
-        path = entry[0]
-    return "" if path.startswith("_empty") else _PATH.sub("", path).strip(".")
+    """Find the qualified name of the submodule that makes the call, such as ``encoder.layer.3.output``; empty if unknown."""
+    stack = list((call.meta.get("nn_module_stack") or {}).values())
+    path = stack[-1][0] if stack else ""
+    return "" if path.startswith("_empty") else _PATH_NOISE.sub("", path).strip(".")

@@ -20,7 +20,7 @@ from xrt.cache import open_cache
 from xrt.cache.memory import MIN_BYTES, close_in_background
 from xrt.errors import DataDependentError, FallbackWarning, InputError, ModelError, OptionError, PlanError, warn
 from xrt.forking import renew_after_fork
-from xrt.frontends.torch.backend import add_torch_engine, check_sizes_closed, compile_graph
+from xrt.frontends.torch.backend import add_torch_engine, check_no_buckets, compile_graph
 from xrt.frontends.torch.capture import (
     Capture,
     ModuleState,
@@ -49,31 +49,25 @@ if TYPE_CHECKING:
     from xrt.verify import FailingSubgraph, Verification
 
 
-# ---------------------------------------------------------------------- leaves of inputs and outputs
-
-
 def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any, list[Any]]:
     """Flatten the inputs of a call; return the leaves with arrays converted to tensors, the structure, and the original leaves.
 
-    Without nesting, the structure is (number of positional inputs, *keyword names), which is faster than a pytree's.
     Raises InputError for a tensor that requires a gradient.
     """
     leaves = [*args, *kwargs.values()]
-    kinds = set(map(type, leaves))
+    types = set(map(type, leaves))
+    # Without nesting: the number of positional inputs and the keyword names, which is faster than the structure of a pytree.
     structure: Any = (len(args), *kwargs)
-    if not kinds <= _FLAT:
+    if not types <= {torch.Tensor, np.ndarray}:
         leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
         if register_dataclasses(leaves):
             return flatten(args, kwargs)
     if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves if isinstance(leaf, torch.Tensor)):
         raise InputError("an input requires a gradient, and only the forward pass is computed; pass x.detach()")
     # The common case returns without a pass over the leaves.
-    if kinds == {torch.Tensor}:
+    if types == {torch.Tensor}:
         return leaves, structure, leaves
     return [share_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves], structure, leaves
-
-
-_FLAT = {torch.Tensor, np.ndarray}
 
 
 def unflatten(leaves: Sequence[Any], structure: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -84,23 +78,24 @@ def unflatten(leaves: Sequence[Any], structure: Any) -> tuple[tuple[Any, ...], d
     return tuple(leaves[:count]), dict(zip(names, leaves[count:], strict=True))
 
 
-def are_arrays(leaves: list[Any]) -> bool:
-    """Whether the inputs include NumPy arrays and no tensors, so that the call must return arrays."""
+def returns_arrays(leaves: list[Any]) -> bool:
+    """Whether a call with these inputs returns NumPy arrays: the inputs include arrays and no tensors."""
     return any(isinstance(leaf, np.ndarray) for leaf in leaves) and not any(isinstance(leaf, torch.Tensor) for leaf in leaves)
 
 
 def list_shapes(leaves: Sequence[Any]) -> tuple[tuple[int, ...] | None, ...]:
-    """The shape of each leaf; None for leaves that are not tensors."""
+    """List the shape of each leaf; None for a leaf that is not a tensor."""
     return tuple([leaf.shape if isinstance(leaf, torch.Tensor) else None for leaf in leaves])
 
 
-def describe(leaf: Any) -> object:
-    """Dict key of an input leaf: the properties that a capture depends on, without sizes."""
+def describe_leaf(leaf: Any) -> object:
+    """Describe what a capture depends on in an input leaf, without the sizes of a tensor, as a dict key."""
     if isinstance(leaf, torch.Tensor):
         return leaf.dtype, leaf.ndim
     if isinstance(leaf, float | complex):
         number = complex(leaf)
-        return type(leaf), struct.pack("dd", number.real, number.imag)  # compare bits, for NaN and signed zeros
+        # Compare the bits, since NaN is not equal to itself, but 0.0 is equal to -0.0.
+        return type(leaf), struct.pack("dd", number.real, number.imag)
     try:
         hash(leaf)
     except TypeError:
@@ -122,72 +117,56 @@ class _ByIdentity:
 
 
 def collect_arrays(capture: Capture, leaves: list[Any], buffers: list[torch.Tensor]) -> list[Any]:
-    """Collect the arrays to call the Function of a capture with: the user's inputs, then the updated buffers."""
+    """Collect the inputs of a capture's Function: arrays of the user's inputs, then of the updated buffers."""
     inputs = [leaves[index] for index in capture.inputs]
     arrays = [share_array(value) if isinstance(value, torch.Tensor) else np.asarray(value) for value in inputs]
     return arrays + [share_array(buffer) for buffer in buffers]
 
 
-# ---------------------------------------------------------------------- memory
-
-
 def find_shared_memory(tensors: Sequence[torch.Tensor | None], written: Collection[int]) -> tuple[int, int] | None:
-    """Find two tensors that share memory and of which `written` has at least one; return their indices, or None.
+    """Find two tensors that share memory and of which at least one is written to; return their indices, or None.
 
-    `written` has indices, too. Tensors that are not dense numbers in memory (sparse, quantized, on ``meta``) are skipped.
+    ``written`` has the indices of the tensors that are written to. Sparse and quantized tensors, and those on ``meta``, are
+    skipped.
     """
-    arrays = {index: share_array(tensor) for index, tensor in enumerate(tensors) if tensor is not None and _is_in_memory(tensor)}
+    arrays = {}
+    for index, tensor in enumerate(tensors):
+        if tensor is None or tensor.layout is not torch.strided or tensor.is_quantized:
+            continue
+        if tensor.device.type == "cpu" and tensor.numel() > 0:
+            arrays[index] = share_array(tensor)
     written = frozenset(written)
-    # A sweep by address compares few pairs of hundreds of tensors: it runs in each call that updates a buffer.
-    # `reaching` has (end address, index) of the earlier arrays that end after the start of the current one.
-    reaching: list[tuple[int, int]] = []
-    for low, high, index in sorted((*np.lib.array_utils.byte_bounds(array), index) for index, array in arrays.items()):
-        reaching = [span for span in reaching if span[0] > low]
-        for _, other in reaching:
+    # Sorted by address, each array is compared only with earlier arrays that end after its start. Comparing all pairs would be
+    # slow, and this runs in each call that updates a buffer.
+    overlapping: list[tuple[int, int]] = []  # end address and index of such earlier arrays
+    for start, end, index in sorted((*np.lib.array_utils.byte_bounds(array), index) for index, array in arrays.items()):
+        overlapping = [entry for entry in overlapping if entry[0] > start]
+        for _, other in overlapping:
             if (index in written or other in written) and _have_common_element(arrays[index], arrays[other]):
                 return min(index, other), max(index, other)
-        reaching.append((high, index))
+        overlapping.append((end, index))
     return None
-
-
-def _is_in_memory(tensor: torch.Tensor) -> bool:
-    is_dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
-    return is_dense and tensor.numel() > 0
 
 
 def _have_common_element(array: Any, other: Any) -> bool:
     try:
         return np.shares_memory(array, other, max_work=100_000)  # type: ignore[arg-type]  # any number
     except np.exceptions.TooHardError:
-        # Undecided within max_work: assume that they overlap, because an error is better than wrong results.
+        # Undecided within max_work: an error is better than wrong results.
         return True
 
 
-# ---------------------------------------------------------------------- sizes that vary
-
-
 def find_varying_axes(capture: Capture, shapes: Sequence[tuple[int, ...] | None]) -> dict[int, set[int]] | None:
-    """Find the axes, by leaf, whose size is symbolic in the capture or differs from it; None if such a size is below 2."""
+    """Find the axes whose size is symbolic in the capture or differs from it, by leaf. None if one of these sizes is below 2."""
     varying: dict[int, set[int]] = {}
     for index, value in zip(capture.inputs, capture.function.inputs, strict=False):
         declared, shape = cast("Any", value.type).shape, shapes[index] or ()
-        axes = {axis for axis, (a, b) in enumerate(zip(declared, shape, strict=True)) if a != b}
-        # torch.export always specializes sizes 0 and 1.
+        axes = {axis for axis, (size, actual) in enumerate(zip(declared, shape, strict=True)) if size != actual}
+        # torch.export cannot make sizes 0 and 1 symbolic.
         if any(shape[axis] < 2 for axis in axes):
             return None
         varying[index] = axes
     return varying
-
-
-def make_dynamic_shapes(model: torch.nn.Module, leaves: list[Any], structure: Any, varying: Mapping[int, set[int]]) -> Any:
-    """Make the dynamic shapes for ``torch.export.export``, in which the varying axes, by leaf, are symbolic."""
-    marked = torch.export.ShapesCollection()
-    for index, axes in varying.items():
-        marked[leaves[index]] = dict.fromkeys(axes, torch.export.Dim.AUTO)
-    return marked.dynamic_shapes(model, *unflatten(leaves, structure))
-
-
-# ---------------------------------------------------------------------- modules in parts
 
 
 class SplitModule:
@@ -200,29 +179,28 @@ class SplitModule:
 
     @property
     def parts(self) -> tuple[XRTModule, ...]:
-        """Modules of the parts, in the order of their first calls."""
         return tuple(self._modules)
 
     def run(self, leaves: list[Any], structure: Any, originals: list[Any]) -> Any:
         """Run on inputs flattened by `flatten`; return arrays if all inputs are arrays."""
         args, kwargs = unflatten(leaves, structure)
-        with torch.no_grad(), drop_warnings("torch._dynamo.variables.tensor"):  # warnings about intended graph breaks
+        # Dynamo warns about graph breaks, which are intended here.
+        with torch.no_grad(), drop_warnings("torch._dynamo.variables.tensor"):
             result = self._compiled(*args, **kwargs)
-        if not are_arrays(originals):
+        if not returns_arrays(originals):
             return result
-        # The fields of a registered dataclass may be dataclasses, too.
+        # The fields of a dataclass may be dataclasses, which are leaves only once the outer one is registered.
         while register_dataclasses(pytree.tree_leaves(result)):
             pass
         return pytree.tree_map_only(torch.Tensor, share_array, result)
 
     def close(self) -> None:
-        """Release the compiled parts."""
         for module in self._modules:
             module.close()
 
 
 def split(model: torch.nn.Module, arguments: Mapping[str, Any], error: ModelError | PlanError) -> SplitModule:
-    """Split the module and warn that it runs in parts because of ``error``; if ``arguments`` has ``strict``, raise ``error``."""
+    """Split a module that cannot be captured because of ``error``, with a warning. With ``strict``, raise ``error`` instead."""
     if arguments.get("strict"):
         raise error
     reason = f"has operators that no engine supports ({error})" if isinstance(error, PlanError) else "branches on data"
@@ -234,9 +212,6 @@ def split(model: torch.nn.Module, arguments: Mapping[str, Any], error: ModelErro
     return SplitModule(model, arguments)
 
 
-# ---------------------------------------------------------------------- the module
-
-
 @dataclass(slots=True, eq=False)
 class _CapturedModule:
     """A capture and the module that runs it."""
@@ -244,38 +219,42 @@ class _CapturedModule:
     capture: Capture
     module: XRTModule
     state: ModuleState
-    """The module state at the time of the capture."""
+    """The module's state at the time of the capture."""
     buffers: tuple[int, ...]
     """Indices in `ModuleState.tensors` of the buffers that the capture updates."""
-    used: int = 0
-    """Value of the call counter when it was last used."""
-    accepted_sizes: set[object] = field(default_factory=set)
-    """Results of `list_shapes` that passed the guards."""
+    key: object = None
+    """Its key in `TorchModule._captures`."""
+    last_call: int = 0
+    """Number of the last call that used the capture."""
+    accepted_shapes: set[object] = field(default_factory=set)
+    """Shapes of the leaves, from `list_shapes`, for which `accepts` has returned True."""
 
     def accepts(self, leaves: Sequence[Any]) -> bool:
         """Whether the capture is valid for the sizes of these leaves."""
         shapes = list_shapes(leaves)
-        if shapes in self.accepted_sizes:
+        if shapes in self.accepted_shapes:
             return True
         for index, value in zip(self.capture.inputs, self.capture.function.inputs, strict=False):
             shape, declared = shapes[index] or (), cast("Any", value.type).shape
-            pairs = zip(shape, declared, strict=False)
-            # Symbolic sizes are at least 2: torch.export specializes 0 and 1.
-            if len(shape) != len(declared) or any(have != want if isinstance(want, int) else have < 2 for have, want in pairs):
+            if len(shape) != len(declared):
                 return False
+            for actual, size in zip(shape, declared, strict=True):
+                # Symbolic sizes are at least 2: torch.export cannot make 0 and 1 symbolic.
+                if actual != size if isinstance(size, int) else actual < 2:
+                    return False
         if self.capture.guards is not None:
             try:
                 self.capture.guards(*leaves)
-            except Exception:  # noqa: BLE001  # PyTorch's size guards raise arbitrary errors
+            except Exception:  # noqa: BLE001  # PyTorch's guards raise arbitrary errors
                 return False
-        if len(self.accepted_sizes) < MOST_SIZES:
-            self.accepted_sizes.add(shapes)
+        if len(self.accepted_shapes) < MAX_ACCEPTED_SHAPES:
+            self.accepted_shapes.add(shapes)
         return True
 
 
-def _add_shared_memory(error: ModelError, model: torch.nn.Module, state: ModuleState) -> ModelError:
-    """Return the error, extended with the names of two tensors of the module that share memory if there are any."""
-    # Tied parameters are one tensor with several names: not an error.
+def _name_shared_memory(error: ModelError, model: torch.nn.Module, state: ModuleState) -> ModelError:
+    """If two tensors of the module share memory, return the error with their names added, as the likely cause."""
+    # Tied parameters are one tensor with several names, which is no error.
     by_identity = {id(tensor): (name, tensor) for name, tensor in zip(list_tensor_names(model), state.tensors, strict=True)}
     names, tensors = zip(*by_identity.values(), strict=True) if by_identity else ((), ())
     if (shared := find_shared_memory(tensors, range(len(tensors)))) is None:
@@ -287,8 +266,8 @@ def _add_shared_memory(error: ModelError, model: torch.nn.Module, state: ModuleS
     )
 
 
-MOST_SIZES = 1024
-"""Maximum length of `accepted_sizes`; sizes beyond it are checked by the guards in each call."""
+MAX_ACCEPTED_SHAPES = 1024
+"""Maximum length of `accepted_shapes`. Further shapes are checked again in each call."""
 
 
 def _read_last(name: str, doc: str) -> Any:
@@ -304,11 +283,13 @@ class TorchModule:
     arrays if all inputs are arrays. Tensors are not copied. Only the forward pass is computed, without gradients.
 
     The module is captured on the first call per input structure. When sizes change, it is captured again with these sizes
-    symbolic, so that further sizes need no capture unless the module branches on them. A parameter, buffer or submodule that
-    was replaced or written to is captured again on the next call. PyTorch does not count writes through ``.data`` or NumPy, and
-    Python attributes are not checked: call `recapture` after these. All captures together hold at most the
-    ``max_bytes`` of the cache. Do not run the module elsewhere while a call captures it. A module that branches on data, or
-    has an operator that no engine supports, runs in `parts` with a FallbackWarning; with ``strict`` it raises an error.
+    symbolic. Further sizes then need no capture unless the module branches on them. When a parameter, buffer or submodule was
+    replaced or written to, the next call captures the module again. Call `recapture` after a change that is not noticed: a write
+    through ``.data`` or NumPy, or of a Python attribute. All captures together hold at most the ``max_bytes`` of the cache. Do
+    not run the module elsewhere while a call captures it.
+
+    A module that branches on data, or has an operator that no engine supports, runs in `parts` with a FallbackWarning; with
+    ``strict`` it raises an error.
 
     Raises InputError for tensors on another device or that require a gradient, ModelError if PyTorch cannot export the module.
     """
@@ -325,9 +306,10 @@ class TorchModule:
         if isinstance(model, torch.jit.ScriptModule):
             check_module(model)
         settings = parse_options(options)
-        check_sizes_closed(settings)
+        check_no_buckets(settings)
         if engine is not None:
-            make_engine_list(engine, device, settings, cache=open_cache(cache))  # raises for an unavailable engine
+            # Raises an error for an unavailable engine now, not in the first call.
+            make_engine_list(engine, device, settings, cache=open_cache(cache))
         self._max_bytes = open_cache(cache).max_bytes
         self.model = model
         self._arguments: dict[str, Any] = {"engine": engine, "device": device, "cache": cache, **options}
@@ -338,10 +320,7 @@ class TorchModule:
         self._guard = renew_after_fork(threading.RLock())
         self._is_closed = False
 
-    # ------------------------------------------------------------------ calls
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module on its usual inputs; see the class."""
         leaves, structure, originals = flatten(args, kwargs)
         if kwargs:
             check_keywords(self.model, kwargs)
@@ -350,26 +329,23 @@ class TorchModule:
         try:
             compiled, buffers, results = self._run(leaves, structure, originals)
         except (DataDependentError, PlanError) as error:
-            if isinstance(error, PlanError) and not (self._latest and self._latest.capture.declined):
+            if isinstance(error, PlanError) and not (self._latest and self._latest.capture.opaque):
                 raise
             with self._guard:
                 self._split = self._split or split(self.model, self._arguments, error)
             return self._split.run(leaves, structure, originals)
         results = results if isinstance(results, tuple) else (results,)
-        # PyTorch does not see these writes, and autograd relies on its counts.
+        # Count the writes of the engines, which PyTorch does not see, for autograd.
         if written := [*buffers, *(leaves[index] for index in compiled.capture.updated)]:
             torch.autograd.graph.increment_version(written)
         tensors = [share_tensor(result) for result in results]
         outputs = [leaf.pick(tensors, leaves) for leaf in compiled.capture.leaves]
-        if are_arrays(originals):
+        if returns_arrays(originals):
             outputs = [share_array(output) if isinstance(output, torch.Tensor) else output for output in outputs]
         return pytree.tree_unflatten(outputs, compiled.capture.out_spec)
 
     def _run(self, leaves: list[Any], structure: Any, originals: list[Any]) -> tuple[_CapturedModule, list[Any], Any]:
-        """Find or make the capture for these inputs and run it; return the capture, the updated buffers, and the results.
-
-        ``leaves`` are the flattened inputs with arrays as tensors, ``originals`` the same inputs as the caller passed them.
-        """
+        """Find or make the capture for these inputs and run it; return the capture, the updated buffers, and the results."""
         while True:
             compiled, buffers = self._find(leaves, structure)
             for index in compiled.capture.updated:
@@ -383,12 +359,12 @@ class TorchModule:
             try:
                 return compiled, buffers, compiled.module(*collect_arrays(compiled.capture, leaves, buffers))
             except InputError:
-                # Another thread may have closed the capture in between: then find or make one again.
+                # Another thread may have dropped the capture in between. Then try again.
                 if self._is_closed or not compiled.module.dispatcher.is_closed:
                     raise
 
     def _check_memory(self, compiled: _CapturedModule, leaves: list[Any], buffers: list[torch.Tensor]) -> None:
-        """Raise InputError if a tensor that the module writes to shares memory with another one that it reads."""
+        """Raise InputError if a tensor that the module writes to shares memory with another tensor of the call."""
         capture = compiled.capture
         names = [f"input {value.name!r}" for value in capture.function.inputs[: len(capture.inputs)]]
         tensors: list[Any] = [t if isinstance(t, torch.Tensor) else None for t in map(leaves.__getitem__, capture.inputs)]
@@ -397,10 +373,10 @@ class TorchModule:
         names += [f"buffer {name!r}" for name in capture.buffers]
         tensors += buffers
         if capture.updated:
-            state = zip(list_tensor_names(self.model), compiled.state.tensors, strict=True)
-            others = [(f"{name!r} of the module", t) for name, t in state if all(t is not buffer for buffer in buffers)]
-            names += [name for name, _ in others]
-            tensors += [tensor for _, tensor in others]
+            for name, tensor in zip(list_tensor_names(self.model), compiled.state.tensors, strict=True):
+                if all(tensor is not buffer for buffer in buffers):
+                    names.append(f"{name!r} of the module")
+                    tensors.append(tensor)
         if shared := find_shared_memory(tensors, written):
             first, second = (names[index] for index in shared)
             raise InputError(
@@ -414,67 +390,69 @@ class TorchModule:
         with self._guard:
             if self._is_closed:
                 raise InputError("the module is closed; make a new XRTModule")
-            state = ModuleState.of(self.model)
-            key = (structure, state.training, autocast, tuple(map(describe, leaves)))
+            state = ModuleState.read(self.model)
+            key = (structure, state.training, autocast, tuple(map(describe_leaf, leaves)))
             candidates = self._captures.get(key, [])
-            # If one capture is stale, all are: they were made from the same parameters.
-            if any(not candidate.state.is_valid_for(state, candidate.buffers) for candidate in candidates):
+            # All captures were made from the same parameters, so if one is stale, all are.
+            if any(not candidate.state.is_capture_valid(state, candidate.buffers) for candidate in candidates):
                 self.recapture()
                 candidates = []
             compiled = next((candidate for candidate in candidates if candidate.accepts(leaves)), None)
             self._calls += 1
             if compiled is None:
                 compiled = self._capture(leaves, structure, candidates, state)
-                compiled.used = self._calls  # before the eviction, which drops the least recently used
+                compiled.key = key
+                compiled.last_call = self._calls  # before the eviction, which keeps the most recently used one
                 self._captures.setdefault(key, []).append(compiled)
                 self._evict()
-            compiled.used = self._calls
+            compiled.last_call = self._calls
             self._latest = compiled
             return compiled, [state.tensors[index] for index in compiled.buffers]
 
     def _evict(self) -> None:
         """Drop the least recently used captures while all together exceed the cache's limit; keep the most recently used one."""
-        entries = sorted(
-            ((key, item) for key, captures in self._captures.items() for item in captures), key=lambda entry: entry[1].used
-        )
-        sizes = [max(MIN_BYTES, item.module.dispatcher.nbytes) for _, item in entries]
-        surplus, dropped = sum(sizes) - self._max_bytes, False
-        for (key, oldest), size in zip(entries[:-1], sizes, strict=False):
-            if surplus <= 0:
-                break
-            surplus, dropped = surplus - size, True
-            self._captures[key].remove(oldest)
-            if not self._captures[key]:
-                del self._captures[key]
-            close_in_background(oldest.module.close)
-        if dropped:
-            warn_of_evictions(self._max_bytes)
+        captures = sorted(itertools.chain.from_iterable(self._captures.values()), key=lambda compiled: compiled.last_call)
+        sizes = [max(MIN_BYTES, compiled.module.dispatcher.nbytes) for compiled in captures]
+        surplus = sum(sizes) - self._max_bytes
+        if surplus <= 0 or len(captures) == 1:
+            return
+        for compiled, size in zip(captures[:-1], sizes, strict=False):
+            if surplus > 0:
+                surplus -= size
+                self._captures[compiled.key].remove(compiled)
+                if not self._captures[compiled.key]:
+                    del self._captures[compiled.key]
+                close_in_background(compiled.module.close)
+        warn_of_evictions(self._max_bytes)
 
     def _capture(self, leaves: list[Any], structure: Any, earlier: list[_CapturedModule], state: ModuleState) -> _CapturedModule:
-        """Capture the module for these inputs, with the sizes that differ from an earlier capture symbolic where possible."""
+        """Capture the module for these inputs. Sizes that differ from an earlier capture become symbolic if possible."""
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
-                share_array(leaf)  # raises for tensors that are not dense or not on the CPU
+                share_array(leaf)  # raises an error for a tensor that is not dense or not on the CPU
         tensors = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
         if find_shared_memory([*tensors, *state.tensors], range(len(leaves))):
-            # Clones for the capture only: calls pass the tensors of the user.
+            # The capture gets copies. Calls pass the caller's tensors.
             leaves = [leaf if tensor is None else tensor.clone() for leaf, tensor in zip(leaves, tensors, strict=True)]
         args, kwargs = unflatten(leaves, structure)
-        dynamic = find_varying_axes(earlier[-1].capture, list_shapes(leaves)) if earlier else None
-        if dynamic is not None:
+        varying = find_varying_axes(earlier[-1].capture, list_shapes(leaves)) if earlier else None
+        if varying is not None:
+            marked = torch.export.ShapesCollection()
+            for index, axes in varying.items():
+                marked[leaves[index]] = dict.fromkeys(axes, torch.export.Dim.AUTO)
             try:
-                shapes = make_dynamic_shapes(self.model, leaves, structure, dynamic)
+                shapes = marked.dynamic_shapes(self.model, args, kwargs)
                 compiled = self._compile(capture(self.model, args, kwargs, shapes, allow_guards=True), state)
                 if compiled.accepts(leaves):
                     return compiled
             except ModelError:
-                pass  # fall back to a capture with static sizes
+                pass  # capture with static sizes instead
         try:
             return self._compile(capture(self.model, args, kwargs), state)
         except DataDependentError:
             raise
         except ModelError as error:
-            raise _add_shared_memory(error, self.model, state) from error.__cause__
+            raise _name_shared_memory(error, self.model, state) from error.__cause__
 
     def _compile(self, capture: Capture, state: ModuleState) -> _CapturedModule:
         is_strict = bool(self._arguments.get("strict"))
@@ -484,7 +462,7 @@ class TorchModule:
         return _CapturedModule(capture, XRTModule(capture.function, **{**self._arguments, "engine": engine}), state, buffers)
 
     def recapture(self) -> None:
-        """Drop all captures, so that the next call uses the module's current parameters and code."""
+        """Drop all captures, so that the next call captures the module's current parameters and code."""
         with self._guard:
             for compiled in itertools.chain.from_iterable(self._captures.values()):
                 compiled.module.close()
@@ -494,11 +472,9 @@ class TorchModule:
                 self._split.close()
                 self._split = None
 
-    # ------------------------------------------------------------------ the Function and its plan
-
     @property
     def parts(self) -> tuple[XRTModule, ...]:
-        """Modules of the parts of a split module, in the order of their first calls; else empty."""
+        """The modules of the parts, in the order of their first calls, if the module runs in parts; else empty."""
         return () if self._split is None else self._split.parts
 
     @property
@@ -509,7 +485,7 @@ class TorchModule:
     @property
     def opaque(self) -> Mapping[str, str]:
         """Maps each operator that became an opaque node in the last call's Function to the reason."""
-        return self._require().capture.declined
+        return self._require().capture.opaque
 
     def _require(self) -> _CapturedModule:
         if self._split is not None:
@@ -526,7 +502,7 @@ class TorchModule:
         return compiled.module.compile(*feed)
 
     def plan_for(self, *args: Any, **kwargs: Any) -> Plan:
-        """The Plan for these inputs, without compiling."""
+        """Make the plan for these inputs, without compiling."""
         compiled, feed = self._prepare(args, kwargs)
         return compiled.module.plan_for(*feed)
 
@@ -545,7 +521,7 @@ class TorchModule:
     def tune(
         self, *args: Any, objective: Objective = "latency", budget: float | None = None, progress: Any = None, **kwargs: Any
     ) -> Any:
-        """Search the best placement for these inputs; see `XRTModule.tune`, also for throughput keywords."""
+        """Search for the best placement for these inputs, with the keywords of `XRTModule.tune`."""
         limits = {name: kwargs.pop(name) for name in THROUGHPUT_KEYWORDS if name in kwargs} if objective != "latency" else {}
         compiled, feed = self._prepare(args, kwargs)
         return compiled.module.tune(*feed, objective=objective, budget=budget, progress=progress, **limits)
@@ -556,7 +532,7 @@ class TorchModule:
         return compiled.module.verify(*feed, inner=inner, progress=progress)
 
     def bisect(self, *args: Any, progress: Any = ignore_progress, **kwargs: Any) -> FailingSubgraph | None:
-        """The smallest part of a region that differs from the reference engine; see `XRTModule.bisect`."""
+        """Find the smallest part of a region that differs from the reference engine; see `XRTModule.bisect`."""
         compiled, feed = self._prepare(args, kwargs)
         return compiled.module.bisect(*feed, progress=progress)
 
@@ -600,10 +576,9 @@ class TorchModule:
 
     def __getattr__(self, name: str) -> Any:
         """Raise AttributeError, with a hint if the PyTorch module has the attribute."""
-        where = f"; its module of PyTorch has one: .model.{name}" if hasattr(self.__dict__.get("model"), name) else ""
-        raise AttributeError(f"an XRTModule of {type(self.__dict__.get('model')).__name__} has no attribute {name!r}{where}")
-
-    # ------------------------------------------------------------------ copies
+        model = self.__dict__.get("model")
+        hint = f"; its module of PyTorch has one: .model.{name}" if hasattr(model, name) else ""
+        raise AttributeError(f"an XRTModule of {type(model).__name__} has no attribute {name!r}{hint}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("an XRTModule of PyTorch's is not pickled; pickle the module, and make an XRTModule of it there")

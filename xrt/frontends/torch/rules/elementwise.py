@@ -14,10 +14,10 @@ from xrt.frontends.torch.rules.table import (
     Unsupported,
     as_tensor,
     cast,
-    combine_types,
     constant,
     ints,
     normalize_axes,
+    promote_types,
     reshape,
     rule,
     scalar,
@@ -58,7 +58,7 @@ def log1p(result: TensorType, x: Tensor) -> Tensor:
     """Emit log(u) * x / (u - 1), where u is 1 + x rounded: precise for small x."""
     y, one = cast(x, result.dtype), scalar(1, result.dtype)
     u = y + one
-    # x disappears in the sum, and u - 1 is 0: log(1 + x) is x.
+    # If x is so small that u is 1, log(1 + x) is x.
     is_tiny = u == one
     value = emit("Log", u) * (y / emit("Where", is_tiny, one, u - one))
     value = emit("Where", u == math.inf, u, value)
@@ -76,31 +76,26 @@ def expm1(result: TensorType, x: Tensor) -> Tensor:
     return emit("Where", is_near, near, emit("Exp", y) - 1.0)
 
 
-# ---------------------------------------------------------------------- arithmetic, comparison and logic
-
-
-def _align(dtype: DType, a: Any, b: Any) -> tuple[Tensor, Tensor]:
+def _cast_both(dtype: DType, a: Any, b: Any) -> tuple[Tensor, Tensor]:
     return cast(a, dtype), cast(b, dtype)
 
 
 def multiply_by(value: Any, alpha: Any, dtype: DType) -> Tensor:
-    """Cast a value to an element type, and multiply it by ``alpha``."""
     x = cast(value, dtype)
     return x if alpha == 1 else x * cast(alpha, dtype)
 
 
 def _combine(combine: Callable[[Tensor, Tensor], Tensor], result: TensorType, a: Any, b: Any) -> Tensor:
-    """Combine two operands in the element type of the result."""
-    return combine(*_align(result.dtype, a, b))
+    return combine(*_cast_both(result.dtype, a, b))
 
 
 def _compare(compare: Callable[[Tensor, Tensor], Tensor], result: TensorType, a: Any, b: Any) -> Tensor:
     """Compare two operands in the element type that PyTorch promotes them to."""
-    return compare(*_align(combine_types(a, b), a, b))
+    return compare(*_cast_both(promote_types(a, b), a, b))
 
 
-def _extreme(op_type: str, of_booleans: str, a: Tensor, b: Tensor) -> Tensor:
-    return emit(of_booleans if a.dtype is DType.BOOL else op_type, a, b)
+def _extreme(op_type: str, bool_op_type: str, a: Tensor, b: Tensor) -> Tensor:
+    return emit(bool_op_type if a.dtype is DType.BOOL else op_type, a, b)
 
 
 _BINARY: dict[tuple[str, ...], Callable[..., Tensor]] = {
@@ -122,7 +117,7 @@ _BINARY: dict[tuple[str, ...], Callable[..., Tensor]] = {
         "__rshift__.Tensor",
     ): operator.rshift,
 }
-"""Functions that combine two operands in the element type of the result. On booleans, Python's ``&`` and ``|`` are logical."""
+"""Functions that combine two operands in the element type of the result. On booleans ``&`` and ``|`` are logical."""
 for _names, _function in _BINARY.items():
     rule(*_names)(partial(_combine, _function))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
@@ -149,7 +144,7 @@ _EXPRESSIONS: dict[str, Rule] = {
     "add.Tensor add.Scalar": lambda result, a, b, alpha=1: cast(a, result.dtype) + multiply_by(b, alpha, result.dtype),
     "sub.Tensor sub.Scalar": lambda result, a, b, alpha=1: cast(a, result.dtype) - multiply_by(b, alpha, result.dtype),
     "scalar_tensor": lambda result, value, **_: cast(as_tensor(value), result.dtype),
-    "where.self": lambda result, condition, a, b: emit("Where", cast(condition, DType.BOOL), *_align(result.dtype, a, b)),
+    "where.self": lambda result, condition, a, b: emit("Where", cast(condition, DType.BOOL), *_cast_both(result.dtype, a, b)),
     "hardtanh": lambda result, x, min_val=-1.0, max_val=1.0: clamp(result, x, min_val, max_val),
     "gelu": lambda result, x, approximate="none": emit("Gelu", x, approximate=approximate),
     "silu": lambda result, x: x * emit("Sigmoid", x),
@@ -163,7 +158,7 @@ for _name, _function in _EXPRESSIONS.items():
 
 @rule("div.Tensor_mode", "div.Scalar_mode")
 def div_mode(result: TensorType, a: Any, b: Any, rounding_mode: str | None = None) -> Tensor:
-    x, y = _align(result.dtype, a, b)
+    x, y = _cast_both(result.dtype, a, b)
     if rounding_mode == "floor":
         return x // y
     quotient = emit("Div", x, y)
@@ -180,31 +175,28 @@ def power(result: TensorType, a: Any, b: Any) -> Tensor:
         if b == 1:
             return x
         if result.dtype.is_float and b in (0.5, -0.5, -1):
-            root = emit("Sqrt", x) if b != -1 else x
-            return root if b == 0.5 else emit("Reciprocal", root)
+            positive_power = x if b == -1 else emit("Sqrt", x)
+            return positive_power if b > 0 else emit("Reciprocal", positive_power)
         if not result.dtype.is_float and b < 0:
             raise Unsupported("an integer to a negative power")
-    return emit("Pow", *_align(result.dtype, a, b))
+    return emit("Pow", *_cast_both(result.dtype, a, b))
 
 
 @rule("atan2")
 def atan2(result: TensorType, y: Any, x: Any) -> Tensor:
-    a, b = _align(result.dtype, y, x)
-    # The angle of two infinities is that of their signs; their quotient would be NaN.
-    infinity = scalar(math.inf, result.dtype)
+    a, b = _cast_both(result.dtype, y, x)
+    zero, one, infinity = (scalar(number, result.dtype) for number in (0, 1, math.inf))
+    # Replace two infinities by their signs, which have the same angle, because their quotient would be NaN.
     both_infinite = emit("And", emit("Abs", a) == infinity, emit("Abs", b) == infinity)
-    a, b = (emit("Where", both_infinite, emit("Sign", x), x) for x in (a, b))
-    # Divide by the larger operand: the quotient and its gradient are then finite, also where an operand is 0.
-    steep, zero, one = emit("Abs", a) > emit("Abs", b), scalar(0, result.dtype), scalar(1, result.dtype)
-    larger = emit("Where", steep, a, b)
-    angle = emit("Atan", emit("Where", steep, b, a) / emit("Where", larger == zero, one, larger))
-    quarter = emit("Where", a < zero, scalar(-math.pi / 2, result.dtype), scalar(math.pi / 2, result.dtype))
-    # Atan covers the right half plane; in the left one the angle differs by pi.
-    turn = emit("Where", b < zero, emit("Where", a < zero, scalar(-math.pi, result.dtype), scalar(math.pi, result.dtype)), zero)
-    return emit("Where", steep, quarter - angle, angle + turn)
-
-
-# ---------------------------------------------------------------------- activation functions, softmax and dropout
+    a, b = (emit("Where", both_infinite, emit("Sign", operand), operand) for operand in (a, b))
+    # Divide the smaller operand by the larger one, so that the quotient and its gradient are finite, also if one is 0.
+    is_steep = emit("Abs", a) > emit("Abs", b)
+    smaller, larger = emit("Where", is_steep, b, a), emit("Where", is_steep, a, b)
+    angle = emit("Atan", smaller / emit("Where", larger == zero, one, larger))
+    half_turn = emit("Where", a < zero, scalar(-math.pi, result.dtype), scalar(math.pi, result.dtype))
+    # Atan is the angle from the x axis in the right half plane. For steep vectors it is measured from the y axis.
+    flat_angle = angle + emit("Where", b < zero, half_turn, zero)
+    return emit("Where", is_steep, half_turn * 0.5 - angle, flat_angle)
 
 
 @rule("elu")
@@ -230,7 +222,7 @@ def prelu(result: TensorType, x: Tensor, weight: Tensor) -> Tensor:
 
 def _softmax(op_type: str, result: TensorType, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     y = cast(x, result.dtype)
-    # ONNX's Softmax needs an axis. The difference is 0, and NaN for NaN and infinities, as in PyTorch.
+    # ONNX's Softmax needs an axis. y - y is 0, and NaN for NaN and infinities, as in PyTorch.
     if x.shape == ():
         return y - y if op_type == "LogSoftmax" else emit("Exp", y - y)
     return emit(op_type, y, axis=dim)
@@ -241,8 +233,8 @@ rule("log_softmax.int", "_log_softmax")(partial(_softmax, "LogSoftmax"))
 
 
 def drop(x: Tensor, p: float) -> Tensor:
-    """Emit Dropout in training mode: zero elements with probability ``p``, and divide the others by 1 - p."""
-    # ONNX's Dropout has no ratio of 1, where it would divide by zero. A product, so that NaN remains as in PyTorch.
+    """Emit Dropout in training mode: set elements to zero with probability ``p``, and divide the rest by 1 - p."""
+    # ONNX's Dropout with ratio 1 would divide by zero. The product keeps NaN, as in PyTorch.
     return x * 0.0 if p >= 1 else emit("Dropout", x, scalar(p, DType.FLOAT32), scalar(True, DType.BOOL))
 
 
@@ -261,8 +253,8 @@ def native_dropout(result: Any, x: Tensor, p: float, train: bool | None) -> Any:
 @rule("bernoulli.p")
 def bernoulli(result: TensorType, x: Tensor, p: float = 0.5, generator: Any = None) -> Tensor:
     if generator is not None:
-        raise Unsupported("numbers of a generator of its own")
-    # Through the mask of a Dropout, so that all draws of a Function come from one operator.
+        raise Unsupported("random numbers of a generator that the module passes")
+    # By the mask of a Dropout, so that Dropout is the only random operator of a Function.
     _, mask = _drop_with_mask(emit("Expand", scalar(1, x.dtype), emit("Shape", x)), 1 - p)
     return cast(mask, result.dtype)
 
@@ -275,16 +267,13 @@ def _drop_with_mask(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
     return y, mask
 
 
-# ---------------------------------------------------------------------- reductions
-
-
-def reduce_by(op_type: str, x: Tensor, axes: list[int], keepdim: bool) -> Tensor:
-    """Reduce over axes; without axes, as for a 0-d tensor, return ``x`` unchanged."""
+def reduce_axes(op_type: str, x: Tensor, axes: list[int], keepdim: bool) -> Tensor:
+    """Reduce over axes. Without axes, as for a 0-d tensor, return ``x`` unchanged."""
     return emit(op_type, x, ints(*axes), keepdims=int(keepdim)) if axes else x
 
 
 def _reduce(op_type: str, result: TensorType, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
-    return reduce_by(op_type, cast(x, result.dtype), normalize_axes(x, dim) if x.ndim else [], keepdim)
+    return reduce_axes(op_type, cast(x, result.dtype), normalize_axes(x, dim) if x.ndim else [], keepdim)
 
 
 rule("sum", "sum.dim_IntList")(partial(_reduce, "ReduceSum"))
@@ -293,8 +282,8 @@ rule("prod", "prod.dim_int")(partial(_reduce, "ReduceProd"))
 rule("logsumexp")(partial(_reduce, "ReduceLogSumExp"))
 
 
-def _register_reduced_extreme(op_type: str, index: str, *names: str) -> None:
-    """Register the rules of ``max`` or ``min``: values, values with indices, and indices. ``index`` is ArgMax or ArgMin."""
+def _register_reduced_extreme(op_type: str, index_op_type: str) -> None:
+    """Register the rules of ``max`` or ``min``: values, values with indices, and indices."""
 
     def extreme(result: TensorType, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
         if x.dtype is DType.BOOL:
@@ -306,19 +295,19 @@ def _register_reduced_extreme(op_type: str, index: str, *names: str) -> None:
             return x, scalar(0, DType.INT64)
         # ONNX's ArgMax and ArgMin have no booleans.
         y = cast(x, DType.INT32) if x.dtype is DType.BOOL else x
-        indices = emit(index, y, axis=dim % x.ndim, keepdims=int(keepdim))
-        return cast(reduce_by(op_type, y, [dim % x.ndim], keepdim), x.dtype), indices
+        indices = emit(index_op_type, y, axis=dim % x.ndim, keepdims=int(keepdim))
+        return cast(reduce_axes(op_type, y, [dim % x.ndim], keepdim), x.dtype), indices
 
     def only_index(result: TensorType, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         if dim is None:
-            indices = emit(index, reshape(x, -1), axis=0, keepdims=0)
+            indices = emit(index_op_type, reshape(x, -1), axis=0, keepdims=0)
             return reshape(indices, *[1] * x.ndim) if keepdim else indices
-        return emit(index, x, axis=dim % x.ndim, keepdims=int(keepdim)) if x.ndim else scalar(0, DType.INT64)
+        return emit(index_op_type, x, axis=dim % x.ndim, keepdims=int(keepdim)) if x.ndim else scalar(0, DType.INT64)
 
-    low = op_type.removeprefix("Reduce").lower()
-    rule(low, f"a{low}")(extreme)
-    rule(f"{low}.dim")(with_index)
-    rule(f"arg{low}")(only_index)
+    name = op_type.removeprefix("Reduce").lower()
+    rule(name, f"a{name}")(extreme)
+    rule(f"{name}.dim")(with_index)
+    rule(f"arg{name}")(only_index)
 
 
 _register_reduced_extreme("ReduceMax", "ArgMax")
@@ -333,30 +322,27 @@ for _name, _op_type in {"any": "ReduceMax", "all": "ReduceMin"}.items():
     rule(_name, f"{_name}.dim", f"{_name}.dims")(partial(_reduce_bools, _op_type))
 
 
-# ---------------------------------------------------------------------- variance and norms
-
-
 def _count_elements(x: Tensor, axes: list[int], dtype: DType) -> Any:
     """Count the reduced elements: an int, or a 0-d tensor of ``dtype`` if a size is symbolic."""
     sizes = [x.shape[axis] for axis in axes]
     if all(isinstance(size, int) for size in sizes):
         return math.prod(sizes)
-    row = emit("ReduceProd", emit("Gather", emit("Shape", x), ints(*axes)), ints(0), keepdims=0)
-    return emit("Cast", row, to=dtype)
+    count = emit("ReduceProd", emit("Gather", emit("Shape", x), ints(*axes)), ints(0), keepdims=0)
+    return emit("Cast", count, to=dtype)
 
 
 def variance(x: Tensor, axes: list[int], correction: float, keepdim: bool) -> Tensor:
-    """Emit the variance over axes: the sum of squares is divided by the number of elements minus ``correction``."""
-    centered = emit("Sub", x, reduce_by("ReduceMean", x, axes, True))
+    """Emit the variance over axes: the sum of squared differences to the mean, divided by the element count - ``correction``."""
+    centered = emit("Sub", x, reduce_axes("ReduceMean", x, axes, True))
     squares = emit("Mul", centered, centered)
     if correction == 0:
-        return reduce_by("ReduceMean", squares, axes, keepdim)
+        return reduce_axes("ReduceMean", squares, axes, keepdim)
     count = _count_elements(x, axes, x.dtype)
     if isinstance(count, int):
         divisor: Any = scalar(max(count - correction, 0), x.dtype)
     else:
         divisor = emit("Max", emit("Sub", count, scalar(correction, x.dtype)), scalar(0, x.dtype))
-    return emit("Div", reduce_by("ReduceSum", squares, axes, keepdim), divisor)
+    return emit("Div", reduce_axes("ReduceSum", squares, axes, keepdim), divisor)
 
 
 @rule("var.correction")
@@ -366,17 +352,14 @@ def var(result: TensorType, x: Tensor, dim: Any = None, correction: float | None
 
 @rule("var_mean.correction")
 def var_mean(result: Any, x: Tensor, dim: Any = None, correction: float | None = None, keepdim: bool = False) -> Any:
-    return var(result[0], x, dim, correction, keepdim), reduce_by("ReduceMean", x, normalize_axes(x, dim), keepdim)
+    return var(result[0], x, dim, correction, keepdim), reduce_axes("ReduceMean", x, normalize_axes(x, dim), keepdim)
 
 
 @rule("linalg_vector_norm")
 def vector_norm(result: TensorType, x: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
     if p not in (1, 2) or x.ndim == 0:
         raise Unsupported("a norm of another order than 1 or 2, which PyTorch decomposes")
-    return reduce_by(f"ReduceL{int(p)}", cast(x, result.dtype), normalize_axes(x, dim), keepdim)
-
-
-# ---------------------------------------------------------------------- along an axis
+    return reduce_axes(f"ReduceL{int(p)}", cast(x, result.dtype), normalize_axes(x, dim), keepdim)
 
 
 def _accumulate(op_type: str, result: TensorType, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
@@ -399,8 +382,8 @@ def topk(
 ) -> Any:
     if x.ndim == 0:
         return x, scalar(0, DType.INT64)
-    # PyTorch leaves the order of unsorted results open, so they are sorted always.
-    count = ints(k) if isinstance(k, int) else k.row
+    # Sorted always: PyTorch does not define the order of unsorted results.
+    count = ints(k) if isinstance(k, int) else k.vector
     return apply("TopK", (x, count), {"axis": dim % x.ndim, "largest": int(largest), "sorted": 1})
 
 
@@ -413,8 +396,9 @@ def sort(
     if x.ndim == 0:
         return x, scalar(0, DType.INT64)
     # Not all engines have TopK of narrow integers.
-    axis, narrow = dim % x.ndim, x.dtype in (DType.BOOL, DType.INT8, DType.UINT8, DType.INT16)
-    y = cast(x, DType.INT32) if narrow else x
+    is_narrow = x.dtype in (DType.BOOL, DType.INT8, DType.UINT8, DType.INT16)
+    y = cast(x, DType.INT32) if is_narrow else x
+    axis = dim % x.ndim
     count = emit("Shape", x, start=axis, end=axis + 1)
-    values, where = apply("TopK", (y, count), {"axis": axis, "largest": int(descending), "sorted": 1})
-    return cast(values, x.dtype), where
+    values, indices = apply("TopK", (y, count), {"axis": axis, "largest": int(descending), "sorted": 1})
+    return cast(values, x.dtype), indices

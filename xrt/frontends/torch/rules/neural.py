@@ -12,7 +12,7 @@ import numpy as np
 
 from xrt.builder import Builder
 from xrt.builder.record_op import apply, current, emit
-from xrt.frontends.torch.rules.elementwise import drop, reduce_by
+from xrt.frontends.torch.rules.elementwise import drop, reduce_axes
 from xrt.frontends.torch.rules.product import cdist
 from xrt.frontends.torch.rules.table import (
     RULES,
@@ -21,9 +21,9 @@ from xrt.frontends.torch.rules.table import (
     cast,
     constant,
     drop_batch,
-    each,
-    fixed_size,
+    get_static_size,
     ints,
+    repeat_per_axis,
     reshape,
     rule,
     rule_by_name,
@@ -36,8 +36,6 @@ from xrt.passes import drop_dead_nodes
 if TYPE_CHECKING:
     from xrt.builder import Tensor
 
-# ---------------------------------------------------------------------- convolutions
-
 
 @rule_by_name(
     *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input"),
@@ -48,32 +46,30 @@ def convolution(result: TensorType, a: Any) -> Tensor:
 
 
 def _convolve(a: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Emit a convolution. Padding, strides and dilations are numbers or one number per axis; a batch axis may be missing."""
+    """Emit a convolution. The batch axis of ``x`` may be missing."""
     count = weight.ndim - 2
     y, is_single = add_batch(x, count)
-    op, attributes = "Conv", {"strides": a.stride, "dilations": a.dilation}
-    # Of the overloads for one direction, only transposed ones have an output padding.
+    op_type, attributes = "Conv", {"strides": a.stride, "dilations": a.dilation}
+    # `convolution` has the argument `transposed`. Of the other overloads, only transposed ones have an output padding.
     if getattr(a, "transposed", hasattr(a, "output_padding")):
-        op, attributes["output_padding"] = "ConvTranspose", a.output_padding
-    lengths = {name: each(length, count) for name, length in attributes.items()}
-    return drop_batch(emit(op, y, weight, bias, pads=each(a.padding, count) * 2, group=a.groups, **lengths), is_single)
+        op_type, attributes["output_padding"] = "ConvTranspose", a.output_padding
+    per_axis = {name: repeat_per_axis(value, count) for name, value in attributes.items()}
+    pads = repeat_per_axis(a.padding, count) * 2
+    return drop_batch(emit(op_type, y, weight, bias, pads=pads, group=a.groups, **per_axis), is_single)
 
 
-# ---------------------------------------------------------------------- normalizations
-
-
-def _fill_affine(a: Any, size: Any, dtype: DType) -> tuple[Tensor, Tensor]:
-    """The scale and the shift of a normalization; where the call has none, ones and zeros of this size."""
+def _make_affine(a: Any, size: Any, dtype: DType) -> tuple[Tensor, Tensor]:
+    """Return the scale and the shift of a normalization. By default they are ones and zeros of this size."""
     scale = constant(np.ones(size), dtype) if a.weight is None else a.weight
     return scale, constant(np.zeros(size), dtype) if a.bias is None else a.bias
 
 
-def _find_moments(x: Tensor, axes: list[int], eps: float) -> tuple[Tensor, ...]:
+def _emit_moments(x: Tensor, axes: list[int], eps: float) -> tuple[Tensor, ...]:
     """Emit the mean, ``x`` minus the mean, the variance, and 1 / sqrt(variance + eps); reduced axes have size 1."""
-    mean = reduce_by("ReduceMean", x, axes, True)
+    mean = reduce_axes("ReduceMean", x, axes, True)
     centered = emit("Sub", x, mean)
-    spread = reduce_by("ReduceMean", emit("Mul", centered, centered), axes, True)
-    return mean, centered, spread, emit("Reciprocal", emit("Sqrt", emit("Add", spread, scalar(eps, x.dtype))))
+    variance = reduce_axes("ReduceMean", emit("Mul", centered, centered), axes, True)
+    return mean, centered, variance, emit("Reciprocal", emit("Sqrt", emit("Add", variance, scalar(eps, x.dtype))))
 
 
 @rule_by_name("batch_norm")
@@ -87,7 +83,9 @@ def _normalize_by_running(a: Any) -> Tensor:
     mean, variance = a.running_mean, a.running_var
     if mean is None or variance is None:
         raise Unsupported("batch normalization without running statistics")
-    return emit("BatchNormalization", a.input, *_fill_affine(a, fixed_size(mean, 0), mean.dtype), mean, variance, epsilon=a.eps)
+    return emit(
+        "BatchNormalization", a.input, *_make_affine(a, get_static_size(mean, 0), mean.dtype), mean, variance, epsilon=a.eps
+    )
 
 
 @rule_by_name("_native_batch_norm_legit_no_training")
@@ -108,17 +106,17 @@ def native_batch_norm_functional(result: Any, a: Any) -> Any:
     """Batch normalization that also returns the updated running statistics."""
     if not a.training:
         return *native_batch_norm(result, a), a.running_mean, a.running_var
-    y, mean, deviation, spread = _normalize_batch(a)
-    unbiased = emit("Mul", spread, _find_correction(a.input, mean, spread.dtype))
+    y, mean, inverse_deviation, variance = _normalize_batch(a)
+    unbiased_variance = emit("Mul", variance, _make_bessel_correction(a.input, mean, variance.dtype))
     updated = []
-    for old, new in ((a.running_mean, mean), (a.running_var, unbiased)):
+    for old, new in ((a.running_mean, mean), (a.running_var, unbiased_variance)):
         old_share, new_share = scalar(1 - a.momentum, old.dtype), scalar(a.momentum, old.dtype)
         updated.append(emit("Add", emit("Mul", old, old_share), emit("Mul", cast(new, old.dtype), new_share)))
-    return y, mean, deviation, *updated
+    return y, mean, inverse_deviation, *updated
 
 
-def _find_correction(x: Tensor, mean: Tensor, dtype: DType) -> Tensor:
-    """Bessel's correction n / (n - 1) for n elements per channel."""
+def _make_bessel_correction(x: Tensor, mean: Tensor, dtype: DType) -> Tensor:
+    """Make n / (n - 1), for n elements per channel."""
     sizes = [size for axis, size in enumerate(x.shape) if axis != 1]
     if all(isinstance(size, int) for size in sizes):
         count = math.prod(size for size in sizes if isinstance(size, int))
@@ -130,15 +128,16 @@ def _find_correction(x: Tensor, mean: Tensor, dtype: DType) -> Tensor:
 def _normalize_batch(a: Any) -> tuple[Tensor, ...]:
     """Normalize by batch statistics; return the result, and per channel the mean, the inverse deviation and the variance."""
     x, parameters = a.input, [a.weight, a.bias]
-    if x.dtype is not DType.FLOAT64:  # PyTorch's kernels keep the statistics of half precision in float32
+    # PyTorch's kernels compute the statistics of half precision in float32.
+    if x.dtype is not DType.FLOAT64:
         parameters = [None if tensor is None else cast(tensor, DType.FLOAT32) for tensor in parameters]
         x = set_shape(cast(x, DType.FLOAT32), x.shape)
-    channels = [1, -1, *[1] * (x.ndim - 2)]
-    weight, bias = (None if tensor is None else reshape(tensor, *channels) for tensor in parameters)
-    mean, centered, spread, deviation = _find_moments(x, [axis for axis in range(x.ndim) if axis != 1], a.eps)
-    y = emit("Mul", centered, deviation if weight is None else emit("Mul", deviation, weight))
+    channel_shape = [1, -1, *[1] * (x.ndim - 2)]
+    weight, bias = (None if tensor is None else reshape(tensor, *channel_shape) for tensor in parameters)
+    mean, centered, variance, inverse_deviation = _emit_moments(x, [axis for axis in range(x.ndim) if axis != 1], a.eps)
+    y = emit("Mul", centered, inverse_deviation if weight is None else emit("Mul", inverse_deviation, weight))
     y = y if bias is None else emit("Add", y, bias)
-    return y, *(reshape(statistic, -1) for statistic in (mean, deviation, spread))
+    return y, *(reshape(statistic, -1) for statistic in (mean, inverse_deviation, variance))
 
 
 @rule_by_name("layer_norm")
@@ -154,15 +153,16 @@ def native_layer_norm(result: Any, a: Any) -> Any:
     y, x = layer_norm(result[0], a), a.input
     if result[1] is None and result[2] is None:
         return y, None, None
-    mean, _, _, deviation = _find_moments(x, list(range(x.ndim - len(a.normalized_shape), x.ndim)), a.eps)
-    return y, mean, deviation
+    mean, _, _, inverse_deviation = _emit_moments(x, list(range(x.ndim - len(a.normalized_shape), x.ndim)), a.eps)
+    return y, mean, inverse_deviation
 
 
 @rule_by_name("rms_norm")
 def rms_norm(result: TensorType, a: Any) -> Tensor:
-    dtype = a.input.dtype.numpy
-    # NumPy does not know the machine epsilon of bfloat16, which is 2**-7.
-    eps = a.eps if a.eps is not None else np.finfo(dtype).eps if dtype.kind == "f" else 2.0**-7
+    dtype, eps = a.input.dtype.numpy, a.eps
+    if eps is None:
+        # NumPy does not know the machine epsilon of bfloat16, which is 2**-7.
+        eps = np.finfo(dtype).eps if dtype.kind == "f" else 2.0**-7
     scale = constant(np.ones(a.normalized_shape), a.input.dtype) if a.weight is None else a.weight
     return emit("RMSNormalization", a.input, scale, axis=-len(a.normalized_shape), epsilon=float(eps))
 
@@ -173,11 +173,12 @@ def group_norm(result: TensorType, a: Any) -> Tensor:
 
 
 def _normalize_groups(a: Any, groups: int) -> Tensor:
-    x, parameters = a.input, _fill_affine(a, fixed_size(a.input, 1), a.input.dtype)
-    # ONNX's GroupNormalization expects a spatial axis.
-    wide = x if x.ndim > 2 else emit("Unsqueeze", x, ints(2))
-    y = emit("GroupNormalization", wide, *parameters, num_groups=groups, epsilon=float(a.eps))
-    return y if x.ndim > 2 else emit("Squeeze", y, ints(2))
+    x, parameters = a.input, _make_affine(a, get_static_size(a.input, 1), a.input.dtype)
+    if x.ndim > 2:
+        return emit("GroupNormalization", x, *parameters, num_groups=groups, epsilon=float(a.eps))
+    # ONNX's GroupNormalization needs a spatial axis.
+    y = emit("GroupNormalization", emit("Unsqueeze", x, ints(2)), *parameters, num_groups=groups, epsilon=float(a.eps))
+    return emit("Squeeze", y, ints(2))
 
 
 @rule_by_name("native_group_norm")
@@ -185,51 +186,49 @@ def native_group_norm(result: Any, a: Any) -> Any:
     y = _normalize_groups(a, a.group)
     if result[1] is None and result[2] is None:
         return y, None, None
-    mean, _, _, deviation = _find_moments(reshape(a.input, 0, a.group, -1), [2], a.eps)
-    return y, emit("Squeeze", mean, ints(2)), emit("Squeeze", deviation, ints(2))
+    mean, _, _, inverse_deviation = _emit_moments(reshape(a.input, 0, a.group, -1), [2], a.eps)
+    return y, emit("Squeeze", mean, ints(2)), emit("Squeeze", inverse_deviation, ints(2))
 
 
 @rule_by_name("instance_norm")
 def instance_norm(result: TensorType, a: Any) -> Tensor:
     if not a.use_input_stats:
         return _normalize_by_running(a)
-    parameters = _fill_affine(a, fixed_size(a.input, 1), a.input.dtype)
+    parameters = _make_affine(a, get_static_size(a.input, 1), a.input.dtype)
     return emit("InstanceNormalization", a.input, *parameters, epsilon=float(a.eps))
 
 
 @rule("im2col")
 def im2col(result: TensorType, x: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
-    """Emit two Gathers, one per spatial axis, at constant positions."""
+    """Emit one Gather of constant positions per spatial axis."""
     y = emit("Pad", x, ints(0, 0, *padding, 0, 0, *padding), scalar(0, x.dtype)) if any(padding) else x
     counts = []
     for axis in (0, 1):
         size = x.shape[axis + 2]
         if x.ndim != 4 or not isinstance(size, int):
             raise Unsupported("im2col over axes of symbolic size")
-        reach = dilation[axis] * (kernel[axis] - 1) + 1
-        starts = np.arange(0, size + 2 * padding[axis] - reach + 1, stride[axis])
+        window_size = dilation[axis] * (kernel[axis] - 1) + 1
+        starts = np.arange(0, size + 2 * padding[axis] - window_size + 1, stride[axis])
         positions = np.arange(kernel[axis])[:, None] * dilation[axis] + starts
         counts.append(len(starts))
         y = emit("Gather", y, constant(positions, DType.INT64), axis=2 + 2 * axis)
-    turned = emit("Transpose", y, perm=[0, 1, 2, 4, 3, 5])
-    return reshape(turned, 0, fixed_size(x, 1) * math.prod(kernel), math.prod(counts))
-
-
-# ---------------------------------------------------------------------- pools
+    # From (batch, channel, kernel, windows, kernel, windows) to kernel and window axes side by side.
+    y = emit("Transpose", y, perm=[0, 1, 2, 4, 3, 5])
+    return reshape(y, 0, get_static_size(x, 1) * math.prod(kernel), math.prod(counts))
 
 
 def _pool(op_type: str, count: int, a: Any, **attributes: Any) -> Tensor:
     """Emit a pool over the last ``count`` axes; the default stride is the kernel size."""
     y, is_single = add_batch(a.self, count)
-    sizes = each(a.kernel_size, count)
-    strides = sizes if a.stride in ((), [], None) else each(a.stride, count)
-    pads = each(a.padding, count) * 2
+    sizes = repeat_per_axis(a.kernel_size, count)
+    strides = sizes if a.stride in ((), [], None) else repeat_per_axis(a.stride, count)
+    pads = repeat_per_axis(a.padding, count) * 2
     y = emit(op_type, y, kernel_shape=sizes, strides=strides, pads=pads, ceil_mode=int(a.ceil_mode), **attributes)
     return drop_batch(y, is_single)
 
 
 def _max_pool(count: int, result: TensorType, a: Any) -> Tensor:
-    return _pool("MaxPool", count, a, dilations=each(a.dilation, count))
+    return _pool("MaxPool", count, a, dilations=repeat_per_axis(a.dilation, count))
 
 
 def _average_pool(count: int, result: TensorType, a: Any) -> Tensor:
@@ -239,19 +238,19 @@ def _average_pool(count: int, result: TensorType, a: Any) -> Tensor:
 
 
 def _max_pool_with_indices(count: int, result: Any, a: Any) -> Any:
-    """Emit MaxPool with indices, and convert these: ONNX counts over the whole tensor, PyTorch within each plane."""
+    """Emit MaxPool with indices, and convert the indices: ONNX counts in the whole tensor, PyTorch in each channel."""
     y, x = _max_pool(count, result[0], a), a.self
     if result[1] is None:
         return y, None
     if x.ndim != count + 2:
         raise Unsupported("a pool without a batch of which the indices are used")
-    # MaxPool was recorded with one output: record it again with the indices.
+    # MaxPool was recorded with one output. Record it again with the indices.
     builder = current("a pool")
     node = builder.nodes.pop()
-    label = builder.names.take(f"{node.name}_indices")
-    y, indices = builder.record(replace(node, outputs=(*node.outputs, label)), (result[0], TensorType(DType.INT64)))
-    plane = scalar(math.prod(fixed_size(x, axis) for axis in range(2, x.ndim)), DType.INT64)
-    return y, emit("Mod", indices, plane)
+    indices_name = builder.names.take(f"{node.name}_indices")
+    y, indices = builder.record(replace(node, outputs=(*node.outputs, indices_name)), (result[0], TensorType(DType.INT64)))
+    channel_size = scalar(math.prod(get_static_size(x, axis) for axis in range(2, x.ndim)), DType.INT64)
+    return y, emit("Mod", indices, channel_size)
 
 
 def _adaptive_max_pool(count: int, result: Any, x: Tensor, output_size: Any) -> Any:
@@ -266,11 +265,12 @@ def _adaptive_average_pool(count: int, result: TensorType, x: Tensor, output_siz
 
 def _pool_adaptively(op_type: str, x: Tensor, output_size: Any, count: int) -> Tensor:
     """Pool the last ``count`` axes to ``output_size``: by a reduction, an ordinary pool, or window by window."""
-    targets = each(output_size, count)
+    targets = repeat_per_axis(output_size, count)
     axes = list(range(x.ndim - count, x.ndim))
+    reduction = "ReduceMean" if op_type == "AveragePool" else "ReduceMax"
     # A global pool is one reduction.
     if all(size == 1 for size in targets):
-        return reduce_by("ReduceMean" if op_type == "AveragePool" else "ReduceMax", x, axes, True)
+        return reduce_axes(reduction, x, axes, True)
     sizes = [x.shape[axis] for axis in axes]
     targets = [size if target is None else target for size, target in zip(sizes, targets, strict=True)]
     if not all(isinstance(size, int) and isinstance(target, int) for size, target in zip(sizes, targets, strict=True)):
@@ -281,19 +281,12 @@ def _pool_adaptively(op_type: str, x: Tensor, output_size: Any, count: int) -> T
         y, is_single = add_batch(x, count)
         return drop_batch(emit(op_type, y, kernel_shape=kernel, strides=kernel), is_single)
     for axis, size, target in zip(axes, sizes, targets, strict=True):
-        x = _pool_axis(op_type, x, axis, int(size), target)  # type: ignore[arg-type]  # as above
+        windows = []
+        for i in range(target):
+            start, end = i * size // target, math.ceil((i + 1) * size / target)  # type: ignore[operator]  # as above
+            windows.append(reduce_axes(reduction, emit("Slice", x, ints(start), ints(end), ints(axis)), [axis], True))
+        x = windows[0] if len(windows) == 1 else emit("Concat", *windows, axis=axis)
     return x
-
-
-def _pool_axis(op_type: str, x: Tensor, axis: int, size: int, target: int) -> Tensor:
-    """Pool one axis with windows of uneven size, slice by slice."""
-    starts = [i * size // target for i in range(target)]
-    ends = [-(-(i + 1) * size // target) for i in range(target)]
-    parts = []
-    for start, end in zip(starts, ends, strict=True):
-        part = emit("Slice", x, ints(start), ints(end), ints(axis))
-        parts.append(reduce_by("ReduceMean" if op_type == "AveragePool" else "ReduceMax", part, [axis], True))
-    return parts[0] if len(parts) == 1 else emit("Concat", *parts, axis=axis)
 
 
 for _count in (1, 2, 3):
@@ -304,19 +297,15 @@ for _count in (1, 2, 3):
     rule(f"adaptive_max_pool{_count}d")(partial(_adaptive_max_pool, _count))
 
 
-# ---------------------------------------------------------------------- resizing
-
-
 def _resize(result: TensorType, x: Tensor, size: Any, factors: Any, **attributes: Any) -> Tensor:
     """Emit a Resize of the spatial axes to ``size``; if ``factors`` are given, they determine the sample positions."""
     axes = list(range(2, x.ndim))
     if factors is not None:
+        # Resize by sizes would compute other sample positions than PyTorch does from the factors.
         scales = np.array([float(factor) for factor in factors], np.float32)
-        # From sizes, ONNX would compute other sample positions than PyTorch from the factor.
-        exact = [have * factor for have, factor in zip(x.shape[2:], scales, strict=True) if isinstance(have, int)]
-        if len(exact) == len(axes) and all(abs(extent - round(float(extent))) < 1e-4 for extent in exact):
-            return emit("Resize", x, None, scales, None, axes=axes, **attributes)
-        if any(not float(scale).is_integer() for scale in scales):
+        new_sizes = [size * scale for size, scale in zip(x.shape[2:], scales, strict=True) if isinstance(size, int)]
+        has_whole_sizes = len(new_sizes) == len(axes) and all(abs(size - round(float(size))) < 1e-4 for size in new_sizes)
+        if not has_whole_sizes and any(not float(scale).is_integer() for scale in scales):
             raise Unsupported("a resize by a factor that gives no whole size")
         return emit("Resize", x, None, scales, None, axes=axes, **attributes)
     return emit("Resize", x, None, None, make_shape(size), axes=axes, **attributes)
@@ -324,40 +313,43 @@ def _resize(result: TensorType, x: Tensor, size: Any, factors: Any, **attributes
 
 def _upsample(mode: str, is_vector: bool, result: TensorType, x: Tensor, size: Any, *rest: Any) -> Tensor:
     """Emit a Resize. ``rest`` is ``align_corners`` (not for mode nearest) and the scale factors (a list if ``is_vector``)."""
-    corners, *scales = (False, *rest) if mode == "nearest" else rest
-    factors = scales[0] if is_vector else None if not scales or None in scales else scales
+    align_corners, *scales = (False, *rest) if mode == "nearest" else rest
+    if is_vector:
+        factors = scales[0]
+    else:
+        factors = scales if scales and None not in scales else None
     if mode == "nearest":
         attributes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
         return _resize(result, x, size, factors, mode=mode, **attributes)
-    where = "align_corners" if corners else "pytorch_half_pixel" if mode == "linear" else "half_pixel"
+    transformation = "pytorch_half_pixel" if mode == "linear" else "half_pixel"
+    if align_corners:
+        transformation = "align_corners"
     cubic = -0.75 if mode == "cubic" else None
-    return _resize(result, x, size, factors, mode=mode, coordinate_transformation_mode=where, cubic_coeff_a=cubic)
+    return _resize(result, x, size, factors, mode=mode, coordinate_transformation_mode=transformation, cubic_coeff_a=cubic)
 
 
 for _name in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d"):
     _mode = next(mode for mode in ("nearest", "linear", "cubic") if mode in _name)
     rule(f"upsample_{_name}.vec")(partial(_upsample, _mode, True))
     rule(f"upsample_{_name}")(partial(_upsample, _mode, False))
-_MODES = {0: "linear", 1: "nearest", 2: "cubic"}
-_PADDINGS = {0: "zeros", 1: "border", 2: "reflection"}
+_GRID_SAMPLE_MODES = {0: "linear", 1: "nearest", 2: "cubic"}
+_GRID_SAMPLE_PADDINGS = {0: "zeros", 1: "border", 2: "reflection"}
 
 
 @rule("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
 def grid_sampler(result: TensorType, x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> Tensor:
-    return emit("GridSample", x, grid, mode=_MODES[mode], padding_mode=_PADDINGS[padding], align_corners=int(align_corners))
+    modes = {"mode": _GRID_SAMPLE_MODES[mode], "padding_mode": _GRID_SAMPLE_PADDINGS[padding]}
+    return emit("GridSample", x, grid, **modes, align_corners=int(align_corners))
 
 
-# ---------------------------------------------------------------------- recurrent layers
-
-
-_LSTM = 2
+_LSTM_MODE = 2
 """The ``mode`` of an LSTM in PyTorch's operators for recurrent layers."""
 _LSTM_GATES = [0, 3, 1, 2]
 """PyTorch's index of each gate, in ONNX's order: input, output, forget, cell."""
 
 
 def _reorder_gates(weight: Tensor, order: list[int], hidden: int) -> Tensor:
-    """Reorder the gates of a weight or bias, which are blocks of ``hidden`` rows."""
+    """Reorder the gates of a weight or bias, of ``hidden`` rows each. ``order`` has PyTorch's index of each gate of ONNX."""
     rows = np.concatenate([np.arange(gate * hidden, (gate + 1) * hidden) for gate in order])
     return emit("Gather", weight, constant(rows, DType.INT64), axis=0)
 
@@ -365,12 +357,12 @@ def _reorder_gates(weight: Tensor, order: list[int], hidden: int) -> Tensor:
 def _apply_layers(
     op_type: str, order: list[int], x: Tensor, states: list[Tensor], params: Any, options: tuple[Any, ...], **attributes: Any
 ) -> Any:
-    """Emit a stack of recurrent layers; ``order`` has PyTorch's index of each gate of ONNX. Return output and last states."""
+    """Emit a stack of recurrent layers; return the output and the last states. ``order`` is as in `_reorder_gates`."""
     has_biases, layers, dropout, train, is_bidirectional, is_batch_first = options
     if x.ndim != 3:
         raise Unsupported("a recurrent layer without a batch")
     directions = 2 if is_bidirectional else 1
-    # Number of weights of each layer and direction; with projections there is one more.
+    # Weights of one layer in one direction. With projections there is one more.
     weight_count = len(params) // (layers * directions)
     if weight_count != (4 if has_biases else 2):
         raise Unsupported("a recurrent layer with projections")
@@ -385,7 +377,7 @@ def _apply_layers(
         first_states = [
             emit("Slice", state, ints(layer * directions), ints((layer + 1) * directions), ints(0)) for state in states
         ]
-        hidden, direction = fixed_size(layer_params[0][1], 1), "bidirectional" if is_bidirectional else "forward"
+        hidden, direction = get_static_size(layer_params[0][1], 1), "bidirectional" if is_bidirectional else "forward"
         inputs = (y, *weights, None, *first_states)
         results = apply(op_type, inputs, {"hidden_size": hidden, "direction": direction, **attributes}, outputs=1 + len(states))
         for collected, state in zip(last_states, results[1:], strict=True):
@@ -400,17 +392,19 @@ def _apply_layers(
 
 def _stack_weights(layer_params: list[Any], order: list[int], has_biases: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Stack the parameters of a layer's directions; return input weights, recurrent weights and biases (None without biases)."""
-    hidden = fixed_size(layer_params[0][1], 1)
-    w, r = (emit("Concat", *[_add_direction_axis(params[i], order, hidden) for params in layer_params], axis=0) for i in (0, 1))
-    if not has_biases:
-        return w, r, None
-    biases = [emit("Concat", *[_reorder_gates(params[i], order, hidden) for i in (2, 3)], axis=0) for params in layer_params]
-    return w, r, emit("Concat", *[emit("Unsqueeze", bias, ints(0)) for bias in biases], axis=0)
-
-
-def _add_direction_axis(weight: Tensor, order: list[int], hidden: int) -> Tensor:
-    """Reorder the gates of a weight matrix and add the axis of directions."""
-    return emit("Unsqueeze", weight if order == [0] else _reorder_gates(weight, order, hidden), ints(0))
+    hidden = get_static_size(layer_params[0][1], 1)
+    # One entry per direction in each list.
+    input_weights, recurrent_weights, biases = [], [], []
+    for params in layer_params:
+        reordered = [
+            param if order == [0] else _reorder_gates(param, order, hidden) for param in params[: 4 if has_biases else 2]
+        ]
+        input_weights.append(emit("Unsqueeze", reordered[0], ints(0)))
+        recurrent_weights.append(emit("Unsqueeze", reordered[1], ints(0)))
+        if has_biases:
+            biases.append(emit("Unsqueeze", emit("Concat", *reordered[2:], axis=0), ints(0)))
+    stacked = [emit("Concat", *tensors, axis=0) if tensors else None for tensors in (input_weights, recurrent_weights, biases)]
+    return stacked[0], stacked[1], stacked[2]  # type: ignore[return-value]  # only biases may be None
 
 
 @rule("lstm.input")
@@ -423,15 +417,15 @@ def mkldnn_rnn_layer(result: Any, x: Tensor, *args: Any) -> Any:
     """Lower one LSTM layer in one direction. AOTAutograd emits this operator for inference on the CPU."""
     *params, state, cell, is_reversed, batch_sizes, mode, hidden, layers = args[:11]
     has_biases, is_bidirectional, is_batch_first, train = args[11:]
-    is_one = layers == 1 and not is_bidirectional and not is_batch_first
-    if mode != _LSTM or batch_sizes or not is_one or train or result[3] is not None:
+    is_single_layer = layers == 1 and not is_bidirectional and not is_batch_first
+    if mode != _LSTM_MODE or batch_sizes or not is_single_layer or train or result[3] is not None:
         raise Unsupported("a layer of oneDNN that is no LSTM, is packed, or keeps what its gradient needs")
     if x.dtype is not DType.FLOAT32:
         raise Unsupported(f"an LSTM of {x.dtype}, which PyTorch computes faster than engines do")
     weights = _stack_weights([params], _LSTM_GATES, has_biases)
     attributes = {"hidden_size": hidden, "direction": "reverse" if is_reversed else "forward"}
-    y, *ends = apply("LSTM", (x, *weights, None, state, cell), attributes, outputs=3)
-    return (emit("Squeeze", y, ints(1)), *ends, None)
+    y, *last_states = apply("LSTM", (x, *weights, None, state, cell), attributes, outputs=3)
+    return (emit("Squeeze", y, ints(1)), *last_states, None)
 
 
 @rule("gru.input")
@@ -439,8 +433,10 @@ def gru(result: Any, x: Tensor, state: Tensor, params: Any, *options: Any) -> An
     return _apply_layers("GRU", [1, 0, 2], x, [state], params, options, linear_before_reset=1)
 
 
-def _rnn(function: str, result: Any, x: Tensor, state: Tensor, params: Any, *options: Any) -> Any:
-    return _apply_layers("RNN", [0], x, [state], params, options, activations=[function] * (2 if options[4] else 1))
+def _rnn(activation: str, result: Any, x: Tensor, state: Tensor, params: Any, *options: Any) -> Any:
+    is_bidirectional = options[4]
+    activations = [activation] * (2 if is_bidirectional else 1)
+    return _apply_layers("RNN", [0], x, [state], params, options, activations=activations)
 
 
 for _name in ("Tanh", "Relu"):
@@ -449,16 +445,15 @@ for _name in ("Tanh", "Relu"):
 
 # ---------------------------------------------------------------------- backward operators
 #
-# AOTAutograd emits these, and PyTorch does not decompose them. Most use `xrt.gradient` of the forward operator's rule, and so
-# have the same form as in a training step.
+# AOTAutograd emits these, and PyTorch does not decompose them. Most apply `xrt.gradient` to the rule of the forward operator.
 
 
 def _differentiate(
     record: Callable[..., Tensor], inputs: Sequence[Tensor], g: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Emit the gradients of the ``wanted`` inputs, None for the others, from the gradient ``g`` of the result.
+    """Emit the gradient of each ``wanted`` input, from the gradient ``g`` of the result; None for other inputs.
 
-    ``record`` emits the forward operator, of which only the nodes that the gradients read are kept.
+    ``record`` emits the forward operator. Its nodes are dropped unless a gradient reads their results.
     """
     from xrt.passes.gradient import gradient
 
@@ -480,7 +475,7 @@ def convolution_backward(result: Any, a: Any) -> Any:
     g, wanted = a.grad_output, [mask and type_ is not None for mask, type_ in zip(a.output_mask, result, strict=True)]
     gradients = _differentiate(lambda x, weight: _convolve(a, x, weight), [a.input, a.weight], g, wanted[:2])
     axes = [axis for axis in range(g.ndim) if axis != 1]
-    return *gradients, reduce_by("ReduceSum", g, axes, False) if wanted[2] else None
+    return *gradients, reduce_axes("ReduceSum", g, axes, False) if wanted[2] else None
 
 
 @rule("_cdist_backward")
@@ -489,16 +484,16 @@ def cdist_backward(result: TensorType, g: Tensor, a: Tensor, b: Tensor, p: float
 
 
 def _max_pool_backward(count: int, result: TensorType, g: Tensor, x: Tensor, *args: Any) -> Tensor:
-    """Add each gradient at the index of its maximum; PyTorch counts indices within a plane."""
-    lead = x.ndim - count
-    plane = [fixed_size(x, axis) for axis in range(lead, x.ndim)]
-    # One row per plane: each index counts within its plane.
-    rows = [0] * lead + [-1]
-    target = emit("Concat", emit("Shape", x, end=lead), ints(math.prod(plane)), axis=0)
-    zeros = emit("Expand", scalar(0, x.dtype), target)
-    indices = args[-1]
-    summed = emit("ScatterElements", zeros, reshape(indices, *rows), reshape(g, *rows), axis=lead, reduction="add")
-    return reshape(summed, *[0] * lead, *plane)
+    """Add each gradient at the index of its maximum."""
+    leading_axes, indices = x.ndim - count, args[-1]
+    spatial_sizes = [get_static_size(x, axis) for axis in range(leading_axes, x.ndim)]
+    # Flatten the spatial axes, within which indices count.
+    flat_shape = [0] * leading_axes + [-1]
+    zeros_shape = emit("Concat", emit("Shape", x, end=leading_axes), ints(math.prod(spatial_sizes)), axis=0)
+    zeros = emit("Expand", scalar(0, x.dtype), zeros_shape)
+    flat_indices, flat_g = reshape(indices, *flat_shape), reshape(g, *flat_shape)
+    summed = emit("ScatterElements", zeros, flat_indices, flat_g, axis=leading_axes, reduction="add")
+    return reshape(summed, *[0] * leading_axes, *spatial_sizes)
 
 
 def _pool_backward(forward: str, result: TensorType, g: Tensor, x: Tensor, *args: Any) -> Any:
@@ -507,7 +502,7 @@ def _pool_backward(forward: str, result: TensorType, g: Tensor, x: Tensor, *args
 
 
 def _adaptive_backward(count: int, result: TensorType, g: Tensor, x: Tensor) -> Any:
-    sizes = [fixed_size(g, axis) for axis in range(g.ndim - count, g.ndim)]
+    sizes = [get_static_size(g, axis) for axis in range(g.ndim - count, g.ndim)]
     return _pool_backward(f"adaptive_avg_pool{count}d", result, g, x, sizes)
 
 

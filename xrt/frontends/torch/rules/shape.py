@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from xrt.builder import Tensor
     from xrt.graph import Shape
 
-LAST = 2**63 - 1
-"""The end of a slice that has no end: the largest int64, in PyTorch and in ONNX."""
+NO_END = 2**63 - 1
+"""The end of a slice without an end, in PyTorch and in ONNX: the largest int64."""
 
 
 @rule("to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy")
@@ -48,25 +48,24 @@ def view(result: TensorType, x: Tensor, *args: Any) -> Tensor:
 
 
 def reshape_to(x: Tensor, result: TensorType, sizes: Any = None) -> Tensor:
-    """Reshape to the shape of the result, avoiding shape computations where 0 or -1 suffices."""
-    from_, to_ = x.shape, result.shape or ()
-    if from_ == to_ and None not in from_:
+    """Reshape to the shape of the result. ``sizes``, if known, are the sizes that the call passes."""
+    old_shape, new_shape = x.shape, result.shape or ()
+    if old_shape == new_shape and None not in old_shape:
         return x
-    if all(isinstance(size, int) for size in to_):
-        return reshape_exactly(x, to_)  # type: ignore[arg-type]  # all are numbers
-    if _has_zero(from_) or _has_zero(to_):
+    if all(isinstance(size, int) for size in new_shape):
+        return reshape_exactly(x, new_shape)  # type: ignore[arg-type]  # all are numbers
+    if 0 in (*old_shape, *new_shape):
         raise Unsupported("a shape with an extent of zero and symbolic ones")
-    # With at most one -1 (0 copies an extent), no shape has to be read at run time.
-    target = [size if isinstance(size, int) else 0 if i < len(from_) and from_[i] == size else -1 for i, size in enumerate(to_)]
+    # 0 copies a size and -1 infers one, so that no shape has to be read at run time.
+    target = []
+    for axis, size in enumerate(new_shape):
+        is_copied = axis < len(old_shape) and old_shape[axis] == size
+        target.append(size if isinstance(size, int) else 0 if is_copied else -1)
     if target.count(-1) <= 1:
         return emit("Reshape", x, np.array(target, np.int64))
-    if sizes is None or len(sizes) != len(to_):
+    if sizes is None or len(sizes) != len(new_shape):
         raise Unsupported("a shape of which several extents are symbolic")
     return emit("Reshape", x, make_shape(sizes))
-
-
-def _has_zero(shape: Any) -> bool:
-    return any(isinstance(size, int) and size == 0 for size in shape)
 
 
 @rule("squeeze", "squeeze.dim", "squeeze.dims")
@@ -85,30 +84,33 @@ def permute(result: TensorType, x: Tensor, dims: Any) -> Tensor:
 
 @rule("expand")
 def expand(result: TensorType, x: Tensor, sizes: Any, implicit: bool = False) -> Tensor:
-    to_ = result.shape or ()
-    if x.shape == to_ and None not in to_:
+    new_shape = result.shape or ()
+    if x.shape == new_shape and None not in new_shape:
         return x
-    if all(isinstance(size, int) for size in to_):
-        return emit("Expand", x, np.array(to_, np.int64))
-    lead = len(to_) - x.ndim
-    dims = [1 if i >= lead and (s == -1 or x.shape[i - lead] == to_[i]) else s for i, s in enumerate(sizes)]  # 1 keeps the extent
-    return x if all(size == 1 for size in dims) and lead == 0 else emit("Expand", x, make_shape(dims))
+    if all(isinstance(size, int) for size in new_shape):
+        return emit("Expand", x, np.array(new_shape, np.int64))
+    added = len(new_shape) - x.ndim  # leading axes that are added
+    target = []
+    for axis, size in enumerate(sizes):
+        is_unchanged = axis >= added and (size == -1 or x.shape[axis - added] == new_shape[axis])
+        target.append(1 if is_unchanged else size)  # 1 keeps the size
+    return x if added == 0 and all(size == 1 for size in target) else emit("Expand", x, make_shape(target))
 
 
 @rule("repeat")
 def repeat(result: TensorType, x: Tensor, repeats: Any) -> Tensor:
-    lead = len(repeats) - x.ndim
-    x = emit("Unsqueeze", x, ints(*range(lead))) if lead else x
+    added = len(repeats) - x.ndim
+    x = emit("Unsqueeze", x, ints(*range(added))) if added else x
     return emit("Tile", x, make_shape(repeats))
 
 
 @rule("cat")
 def cat(result: TensorType, tensors: Any, dim: int = 0) -> Tensor:
-    nonempty = [tensor for tensor in tensors if tensor.shape != (0,)]  # PyTorch leaves out empty tensors of one axis
+    nonempty = [tensor for tensor in tensors if tensor.shape != (0,)]  # PyTorch ignores tensors of shape (0,)
     if not nonempty:
         return cast(tensors[0], result.dtype)
-    parts = [cast(tensor, result.dtype) for tensor in nonempty]
-    return parts[0] if len(parts) == 1 else emit("Concat", *parts, axis=normalize_axis(nonempty[0], dim))
+    operands = [cast(tensor, result.dtype) for tensor in nonempty]
+    return operands[0] if len(operands) == 1 else emit("Concat", *operands, axis=normalize_axis(nonempty[0], dim))
 
 
 @rule("split.Tensor", "split_with_sizes", "chunk")
@@ -126,20 +128,23 @@ def split(result: tuple[TensorType, ...], x: Tensor, size: Any, dim: int = 0) ->
 
 @rule("slice.Tensor")
 def slice_(result: TensorType, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
-    begin, stop = 0 if start is None else start, LAST if end is None else end
+    begin, stop = 0 if start is None else start, NO_END if end is None else end
     axis = dim % x.ndim
-    if begin == 0 and stop == LAST and step == 1:
+    if begin == 0 and stop == NO_END and step == 1:
         return x
-    if isinstance(begin, int) and isinstance(stop, int) and step == 1 and x.shape[axis] == (result.shape or ())[axis] is not None:
+    is_same_size = x.shape[axis] is not None and x.shape[axis] == (result.shape or ())[axis]
+    if is_same_size and isinstance(begin, int) and isinstance(stop, int) and step == 1:
         return x
     return emit("Slice", x, make_shape([begin]), make_shape([stop]), ints(axis), ints(step))
 
 
 @rule("flip")
 def flip(result: TensorType, x: Tensor, dims: Any) -> Tensor:
-    axes = normalize_axes(x, dims) if dims else []
-    count = len(axes)
-    return emit("Slice", x, ints(*[-1] * count), ints(*[-LAST] * count), ints(*axes), ints(*[-1] * count)) if axes else x
+    if not dims:
+        return x
+    axes = normalize_axes(x, dims)
+    last, before_first = ints(*[-1] * len(axes)), ints(*[-NO_END] * len(axes))
+    return emit("Slice", x, last, before_first, ints(*axes), ints(*[-1] * len(axes)))
 
 
 _PADS = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
@@ -163,14 +168,14 @@ def pad(result: TensorType, x: Tensor, pad: Any, mode: str = "constant", value: 
 
 
 def _pad_from_input(x: Tensor, before: list[int], after: list[int], mode: str) -> Tensor:
-    """Pad with elements of the input. PyTorch crops after padding, unlike ONNX, so the padding may repeat cropped elements."""
-    cut = min(*before, *after) < 0
-    if cut and mode == "circular":
+    """Pad with elements of the input. PyTorch crops by negative widths after padding, so padding may repeat cropped elements."""
+    has_crop = min(*before, *after) < 0
+    if has_crop and mode == "circular":
         raise Unsupported("circular padding that cuts off")
     y = emit("Pad", x, ints(*(max(width, 0) for width in (*before, *after))), mode=_PADS[mode])
-    if not cut:
+    if not has_crop:
         return y
-    starts, ends = [max(-width, 0) for width in before], [min(width, 0) or LAST for width in after]
+    starts, ends = [max(-width, 0) for width in before], [min(width, 0) or NO_END for width in after]
     return emit("Slice", y, ints(*starts), ints(*ends), ints(*range(x.ndim)))
 
 
@@ -195,11 +200,11 @@ def diagonal(result: TensorType, x: Tensor, offset: int = 0, dim1: int = 0, dim2
     if not isinstance(rows, int) or not isinstance(columns, int):
         raise Unsupported("the diagonal of a matrix of symbolic size")
     order = [axis for axis in range(x.ndim) if axis not in (a, b)] + [a, b]
-    start = np.arange(int((result.shape or ())[-1] or 0))
-    positions = np.stack([start + max(-offset, 0), start + max(offset, 0)], -1)
-    moved = set_shape(emit("Transpose", x, perm=order), tuple(x.shape[axis] for axis in order))
-    flat = reshape(moved, *[0] * (x.ndim - 2), -1)
-    return emit("Gather", flat, constant(positions[:, 0] * columns + positions[:, 1], DType.INT64), axis=x.ndim - 2)
+    steps = np.arange(int((result.shape or ())[-1] or 0))
+    row_indices, column_indices = steps + max(-offset, 0), steps + max(offset, 0)
+    transposed = set_shape(emit("Transpose", x, perm=order), tuple(x.shape[axis] for axis in order))
+    flat = reshape(transposed, *[0] * (x.ndim - 2), -1)
+    return emit("Gather", flat, constant(row_indices * columns + column_indices, DType.INT64), axis=x.ndim - 2)
 
 
 @rule("unfold")
@@ -209,19 +214,16 @@ def unfold(result: TensorType, x: Tensor, dimension: int, size: int, step: int) 
     if x.ndim == 0 or not isinstance(count, int):
         raise Unsupported("unfold along an axis of symbolic size")
     positions = np.arange(count)[:, None] * step + np.arange(size)
-    picked = emit("Gather", x, constant(positions, DType.INT64), axis=axis)
+    windows = emit("Gather", x, constant(positions, DType.INT64), axis=axis)
+    # The axis of positions in a window becomes the last one.
     order = [*range(axis + 1), *range(axis + 2, x.ndim + 1), axis + 1]
-    return picked if order == sorted(order) else emit("Transpose", picked, perm=order)
-
-
-# ---------------------------------------------------------------------- creation
+    return windows if order == sorted(order) else emit("Transpose", windows, perm=order)
 
 
 def _fill(value: Any, sizes: Any, dtype: DType) -> Tensor:
     """Emit a tensor of these sizes, which may be symbolic, filled with a number."""
-    shape = make_shape(sizes)
     element = cast(value, dtype)
-    return emit("Expand", element, shape) if len(sizes) else element
+    return emit("Expand", element, make_shape(sizes)) if len(sizes) else element
 
 
 def _expand_to(y: Tensor, shape: Shape, x: Tensor, result: TensorType) -> Tensor:
@@ -239,21 +241,18 @@ def empty(result: TensorType, *args: Any, **_: Any) -> Tensor:
 
 @rule("arange.start_step")
 def arange_step(result: TensorType, start: Any, end: Any, step: Any = 1, **_: Any) -> Tensor:
-    """Emit a constant if all arguments are numbers, which avoids rounding in Range; else emit a Range."""
+    """Emit a constant if all arguments are known, since Range would round differently; else emit a Range."""
     if all(isinstance(number, int | float) for number in (start, end, step)):
         count = math.ceil((end - start) / step)
         is_whole = all(isinstance(number, int) for number in (start, end, step))
         numbers = start + step * np.arange(count, dtype=np.int64 if is_whole else np.float64)
         return constant(numbers, result.dtype)
-    # ONNX's Range has no other types.
-    dtype = result.dtype if result.dtype in _RANGES else DType.INT64
+    dtype = result.dtype if result.dtype in _RANGE_TYPES else DType.INT64
     return cast(emit("Range", cast(start, dtype), cast(end, dtype), cast(step, dtype)), result.dtype)
 
 
-_RANGES = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT16, DType.INT32, DType.INT64})
-
-
-# ---------------------------------------------------------------------- indexing and masking
+_RANGE_TYPES = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT16, DType.INT32, DType.INT64})
+"""The types of ONNX's Range."""
 
 
 @rule("index.Tensor")
@@ -270,43 +269,45 @@ def index_tensor(result: TensorType, x: Tensor, indices: Any) -> Tensor:
 
 @rule("index_put")
 def index_put(result: TensorType, x: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Tensor:
-    used = [i for i, index in enumerate(indices) if index is not None]
-    if len(used) == 1 and used[0] == 0 and indices[0].dtype is DType.BOOL:
+    axes = [axis for axis, index in enumerate(indices) if index is not None]
+    if axes == [0] and indices[0].dtype is DType.BOOL:
         return _put_masked(x, indices[0], values, accumulate)
-    if any(indices[i].dtype is DType.BOOL for i in used):
+    if any(indices[axis].dtype is DType.BOOL for axis in axes):
         raise Unsupported("a write by mask and numbers")
-    if used != list(range(len(used))):
-        return _put_at_inner_axes(x, indices, used, values, accumulate)
-    return _put_at(x, stack_indices([indices[i] for i in used])[0], len(used), values, accumulate)
+    if axes != list(range(len(axes))):
+        return _put_at_inner_axes(x, indices, axes, values, accumulate)
+    return _put_at(x, stack_indices([indices[axis] for axis in axes])[0], len(axes), values, accumulate)
 
 
-def _put_at(x: Tensor, where: Tensor, depth: int, values: Tensor, accumulate: bool) -> Tensor:
-    """Write ``values`` into ``x``; each row of ``where`` is an index of the leading ``depth`` axes."""
-    shape: Any = emit("Shape", where, start=0, end=-1)
+def _put_at(x: Tensor, indices: Tensor, depth: int, values: Tensor, accumulate: bool) -> Tensor:
+    """Write ``values`` into ``x``. The last axis of ``indices`` has an index for each of the leading ``depth`` axes of ``x``."""
+    shape: Any = emit("Shape", indices, start=0, end=-1)
     if x.ndim > depth:
         shape = emit("Concat", shape, emit("Shape", x, start=depth), axis=0)
     updates = emit("Expand", cast(values, x.dtype), shape)
-    return emit("ScatterND", x, where, updates, reduction="add" if accumulate else "none")
+    return emit("ScatterND", x, indices, updates, reduction="add" if accumulate else "none")
 
 
-def _put_at_inner_axes(x: Tensor, indices: Any, used: list[int], values: Tensor, accumulate: bool) -> Tensor:
-    """Write ``values`` at indices of adjacent inner axes ``used``: transpose these to the front, write, and transpose back."""
-    if used != list(range(used[0], used[0] + len(used))):
+def _put_at_inner_axes(x: Tensor, indices: Any, axes: list[int], values: Tensor, accumulate: bool) -> Tensor:
+    """Write ``values`` at indices of adjacent inner axes: transpose these axes to the front, write, and transpose back."""
+    first = axes[0]
+    if axes != list(range(first, first + len(axes))):
         raise Unsupported("a write by index of axes that are no neighbors")
-    lead, wide = used[0], max(indices[i].ndim for i in used)
-    order = [*used, *range(lead), *range(used[-1] + 1, x.ndim)]
-    rank = wide + x.ndim - len(used)  # rank of the values: leading axes, index axes, trailing axes
+    order = [*axes, *range(first), *range(axes[-1] + 1, x.ndim)]
     if values.ndim:
+        # The axes of the values: those of x before the indexed axes, those of the indices, those of x after them.
+        index_rank = max(indices[axis].ndim for axis in axes)
+        rank = index_rank + x.ndim - len(axes)
         values = emit("Unsqueeze", values, ints(*range(rank - values.ndim))) if values.ndim < rank else values
-        moved = [*range(lead, lead + wide), *range(lead), *range(lead + wide, rank)]
-        values = emit("Transpose", values, perm=moved)
-    front = set_shape(emit("Transpose", x, perm=order), tuple(x.shape[axis] for axis in order))
-    written = _put_at(front, stack_indices([indices[i] for i in used])[0], len(used), values, accumulate)
+        value_order = [*range(first, first + index_rank), *range(first), *range(first + index_rank, rank)]
+        values = emit("Transpose", values, perm=value_order)
+    transposed = set_shape(emit("Transpose", x, perm=order), tuple(x.shape[axis] for axis in order))
+    written = _put_at(transposed, stack_indices([indices[axis] for axis in axes])[0], len(axes), values, accumulate)
     return emit("Transpose", written, perm=[order.index(axis) for axis in range(x.ndim)])
 
 
 def _put_masked(x: Tensor, mask: Tensor, values: Tensor, accumulate: bool) -> Tensor:
-    """Write where ``mask``, over the leading axes, is true: one number everywhere, or one row of ``values`` per true element."""
+    """Write where a mask of the leading axes is true: one number, or one row of ``values`` per true element."""
     if values.ndim == 0 or values.shape == (1,):
         if accumulate:
             raise Unsupported("a sum into the elements of a mask")
@@ -314,8 +315,8 @@ def _put_masked(x: Tensor, mask: Tensor, values: Tensor, accumulate: bool) -> Te
         if x.ndim > mask.ndim:
             shape = emit("Concat", shape, ints(*[1] * (x.ndim - mask.ndim)), axis=0)
         return emit("Where", emit("Reshape", mask, shape), cast(values, x.dtype), x)
-    where = emit("Transpose", emit("NonZero", mask), perm=[1, 0])
-    return _put_at(x, where, mask.ndim, values, accumulate)
+    true_indices = emit("Transpose", emit("NonZero", mask), perm=[1, 0])
+    return _put_at(x, true_indices, mask.ndim, values, accumulate)
 
 
 def _move_to_front(x: Tensor, dim: int) -> tuple[Tensor, list[int]]:
@@ -340,7 +341,7 @@ def scatter_reduce(
     result: TensorType, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool = True
 ) -> Tensor:
     if reduce == "mean" or not include_self:
-        raise Unsupported("scatter_reduce of means, or without the elements that are there")
+        raise Unsupported("scatter_reduce of means, or without the elements of the tensor itself")
     return _scatter(x, dim, index, source, _REDUCTIONS[reduce])
 
 
@@ -351,9 +352,9 @@ def _scatter(x: Tensor, dim: int, index: Tensor, source: Any, reduction: str) ->
     axis, values = dim % x.ndim, as_tensor(source)
     if values.ndim == 0:
         values = emit("Expand", cast(source, x.dtype), emit("Shape", index))
-    elif values.shape != index.shape or None in index.shape:  # there may be more values than masked elements
-        ends = emit("Shape", index)
-        values = emit("Slice", values, ints(*[0] * x.ndim), ends)
+    elif values.shape != index.shape or None in index.shape:
+        # PyTorch ignores values beyond the shape of the index.
+        values = emit("Slice", values, ints(*[0] * x.ndim), emit("Shape", index))
     return emit("ScatterElements", x, index, cast(values, x.dtype), axis=axis, reduction=reduction)
 
 
@@ -362,18 +363,18 @@ def slice_scatter(
     result: TensorType, x: Tensor, source: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Tensor:
     axis = dim % x.ndim
-    begin, stop = 0 if start is None else start, LAST if end is None else end
+    begin, stop = 0 if start is None else start, NO_END if end is None else end
     if source.shape == x.shape and None not in x.shape and step == 1:
         return cast(source, x.dtype)
     size = x.shape[axis]
     if isinstance(size, int) and isinstance(begin, int) and isinstance(stop, int):
-        where = constant(np.arange(size)[begin:stop:step], DType.INT64)
+        indices = constant(np.arange(size)[begin:stop:step], DType.INT64)
     else:
         extent = emit("Squeeze", emit("Shape", x, start=axis, end=axis + 1), ints(0))
         numbers = emit("Range", scalar(0, DType.INT64), extent, scalar(1, DType.INT64))
-        where = emit("Slice", numbers, make_shape([begin]), make_shape([stop]), ints(0), ints(step))
-    moved, order = _move_to_front(x, dim)
-    written = emit("ScatterND", moved, reshape(where, -1, 1), cast(_move_to_front(source, dim)[0], x.dtype))
+        indices = emit("Slice", numbers, make_shape([begin]), make_shape([stop]), ints(0), ints(step))
+    transposed, order = _move_to_front(x, dim)
+    written = emit("ScatterND", transposed, reshape(indices, -1, 1), cast(_move_to_front(source, dim)[0], x.dtype))
     return emit("Transpose", written, perm=[int(i) for i in np.argsort(order)]) if axis else written
 
 
@@ -400,9 +401,10 @@ def masked_scatter(result: TensorType, x: Tensor, mask: Tensor, source: Tensor) 
 
 
 def _broadcast_shape(x: Tensor, mask: Tensor) -> Any:
-    """The shape to which a tensor and a mask broadcast, as an operand."""
+    """Emit the shape to which a tensor and a mask broadcast."""
     if x.shape == mask.shape and None not in x.shape:
         return emit("Shape", x)
+    # Any operator that broadcasts would do.
     return emit("Shape", emit("Or", mask, emit("Equal", cast(x, DType.BOOL), cast(x, DType.BOOL))))
 
 
@@ -421,14 +423,14 @@ def bucketize(result: TensorType, x: Tensor, boundaries: Tensor, out_int32: bool
 
 @rule("as_strided")
 def as_strided(result: TensorType, x: Tensor, size: Any, stride: Any, storage_offset: Any = None) -> Tensor:
-    """Gather from the flat tensor; the caller ensures contiguous memory."""
+    """Gather from the flat tensor. The lowering has checked that its memory is contiguous."""
     offset = storage_offset or 0
     if not all(isinstance(number, int) for number in (*size, *stride, offset)):
         raise Unsupported("as_strided of symbolic sizes")
-    where = np.full((), offset)
+    addresses = np.full((), offset)
     for extent, step in zip(size, stride, strict=True):
-        where = where[..., None] + np.arange(extent) * step
-    return emit("Gather", reshape(x, -1), constant(where, DType.INT64))
+        addresses = addresses[..., None] + np.arange(extent) * step
+    return emit("Gather", reshape(x, -1), constant(addresses, DType.INT64))
 
 
 _EXPRESSIONS: dict[str, Rule] = {

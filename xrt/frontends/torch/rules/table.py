@@ -1,10 +1,10 @@
-"""The table of lowering rules, and helpers for element types, shapes and axes."""
+"""The table of lowering rules, and what rules need: element types, shapes and axes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 Rule: TypeAlias = Callable[..., Any]
-"""Emits the nodes of a call and returns its results. Receives the result type, or a tuple of types, and the arguments."""
+"""Emits the nodes of a call and returns its results. Called with the result type, or a tuple of types, and the arguments."""
 
 RULES: dict[str, Rule] = {}
 """Rules by the qualified name of an overload, such as ``aten.add.Tensor``."""
@@ -39,40 +39,39 @@ def rule(*names: str) -> Callable[[_Function], _Function]:
 
     def register(function: _Function) -> _Function:
         for name in names:
-            # PyTorch calls the overload without a name "default".
-            full = f"aten.{name}" if "." in name else f"aten.{name}.default"
-            if full in RULES:
-                raise ValueError(f"two rules are registered for {full}")
-            RULES[full] = function
+            # PyTorch names an overload without a name "default".
+            overload = f"aten.{name}" if "." in name else f"aten.{name}.default"
+            if overload in RULES:
+                raise ValueError(f"two rules are registered for {overload}")
+            RULES[overload] = function
         return function
 
     return register
 
 
 def rule_by_name(*names: str) -> Callable[[_Function], _Function]:
-    """Decorator: register a rule that receives the result type, and the arguments as one object, see `bind_arguments`."""
+    """Decorator: register a rule that is called with the result type and one object with all arguments by name."""
 
     def register(function: _Function) -> _Function:
         for name in names:
             packet, _, overload = name.partition(".")
-            rule(name)(partial(_run_by_name, function, getattr(getattr(torch.ops.aten, packet), overload or "default")))
+            operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            rule(name)(partial(_call_by_name, function, operator))
         return function
 
     return register
 
 
-def _run_by_name(function: Callable[..., Any], operator: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
+def _call_by_name(function: Callable[..., Any], operator: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
     return function(result, bind_arguments(operator, args, kwargs))
 
 
 def bind_arguments(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return an object whose attributes are the arguments of a call, with the names and defaults of PyTorch's schema."""
     schema = operator._schema.arguments
-    defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    return SimpleNamespace(**{**defaults, **dict(zip((argument.name for argument in schema), args, strict=False)), **kwargs})
-
-
-# ---------------------------------------------------------------------- operands
+    arguments = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    arguments.update(zip((argument.name for argument in schema), args, strict=False))
+    return SimpleNamespace(**{**arguments, **kwargs})
 
 
 def cast(x: Any, dtype: DType) -> Tensor:
@@ -85,12 +84,11 @@ def cast(x: Any, dtype: DType) -> Tensor:
 
 
 def constant(value: Any, dtype: DType) -> Tensor:
-    """Add a constant of an element type."""
     return current("a constant").constant(np.asarray(value).astype(dtype.numpy))
 
 
 def scalar(value: Any, dtype: DType) -> Tensor:
-    """Add a 0-d constant; floats are truncated for integer types, as in PyTorch."""
+    """Add a 0-d constant. For integer types floats are truncated, as in PyTorch."""
     if dtype.is_integer and isinstance(value, float) and not math.isfinite(value):
         raise Unsupported(f"{value} is no {dtype}")
     # Negative numbers wrap around in unsigned types, as in PyTorch.
@@ -105,7 +103,7 @@ def ints(*values: int) -> np.ndarray[Any, Any]:
 
 
 def as_tensor(x: Any) -> Tensor:
-    """Convert a Python number to a 0-d tensor of PyTorch's default type for it; tensors are returned unchanged."""
+    """Convert a Python number to a 0-d tensor of the type that PyTorch uses for it; return tensors unchanged."""
     if isinstance(x, bool):
         return scalar(x, DType.BOOL)
     if isinstance(x, int):
@@ -116,19 +114,18 @@ def as_tensor(x: Any) -> Tensor:
 
 
 def reshape(x: Tensor, *sizes: int) -> Tensor:
-    """Reshape; 0 copies the size of the same axis, -1 is inferred.
-
-    For a tensor without elements ONNX cannot infer -1, or copy 0 next to it, so all sizes are computed here.
-    """
+    """Reshape; 0 copies the size of the same axis, -1 is inferred."""
     shape = x.tensor_type.shape
     if shape is None or 0 not in shape:
         return emit("Reshape", x, ints(*sizes))
+    # ONNX cannot infer -1 for a tensor without elements, so all sizes are computed here.
     extents = [size for size in shape if isinstance(size, int)]
     if len(extents) < len(shape):
         raise Unsupported("a shape with an extent of zero and symbolic ones")
-    merged = math.prod(size for axis, size in enumerate(extents) if axis >= len(sizes) or sizes[axis] != 0)
-    computed = merged // math.prod(size for size in sizes if size > 0)
-    return reshape_exactly(x, [extents[axis] if size == 0 else computed if size < 0 else size for axis, size in enumerate(sizes)])
+    merged = math.prod(extent for axis, extent in enumerate(extents) if axis >= len(sizes) or sizes[axis] != 0)
+    inferred = merged // math.prod(size for size in sizes if size > 0)
+    new_sizes = [extents[axis] if size == 0 else size for axis, size in enumerate(sizes)]
+    return reshape_exactly(x, [inferred if size < 0 else size for size in new_sizes])
 
 
 def reshape_exactly(x: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -136,51 +133,23 @@ def reshape_exactly(x: Tensor, sizes: Sequence[int]) -> Tensor:
     return emit("Reshape", x, ints(*sizes), allowzero=1) if 0 in sizes else emit("Reshape", x, ints(*sizes))
 
 
-# ---------------------------------------------------------------------- types
-
-
-@cache
-def _make_meta(dtype: torch.dtype, is_scalar: bool) -> torch.Tensor:
-    return torch.empty(() if is_scalar else (1,), dtype=dtype, device="meta")
-
-
-def combine_types(*values: Any) -> DType:
-    """The element type that PyTorch promotes tensors and numbers to."""
-    # PyTorch promotes empty proxies: a 0-d tensor has less weight than one with axes, and a number less than both.
-    states = [_make_proxy(value) for value in values]
-    if len(states) == 1:
-        states *= 2
-    result = torch.result_type(states[0], states[1])
-    for other in states[2:]:
-        result = torch.promote_types(result, torch.result_type(states[0], other))
-    return from_torch_dtype(result)
+def promote_types(a: Any, b: Any) -> DType:
+    """Find the element type to which PyTorch promotes two operands, tensors or numbers."""
+    return from_torch_dtype(torch.result_type(_make_proxy(a), _make_proxy(b)))
 
 
 def _make_proxy(value: Any) -> Any:
-    """A number or a meta tensor that takes part in PyTorch's type promotion like this value."""
+    """Make a number or a meta tensor that PyTorch promotes like this value: by its type, and whether it has axes."""
     if isinstance(value, bool | int | float):
         return value
     if isinstance(value, SymbolicNumber):
         return 1 if value.expression.is_integer else 1.0
-    return _make_meta(to_torch_dtype(value.dtype), value.shape == ())
+    return torch.empty(() if value.shape == () else (1,), dtype=to_torch_dtype(value.dtype), device="meta")
 
 
-def lowest(dtype: DType) -> Any:
-    """The lowest finite number of a type."""
-    if dtype.is_float:
-        import ml_dtypes
-
-        return ml_dtypes.finfo(dtype.numpy).min  # type: ignore[no-untyped-call]  # ml_dtypes is half typed
-    return False if dtype is DType.BOOL else np.iinfo(dtype.numpy).min
-
-
-# ---------------------------------------------------------------------- axes
-
-
-def normalize_axis(x: Tensor, axis: int, extra: int = 0) -> int:
-    """Make an axis non-negative; ``extra`` counts axes that the call adds. 0-d tensors accept 0 and -1, as in PyTorch."""
-    count = max(x.ndim, 1) + extra
-    return axis % count
+def normalize_axis(x: Tensor, axis: int) -> int:
+    """Make an axis non-negative. 0-d tensors accept axes 0 and -1, as in PyTorch."""
+    return axis % max(x.ndim, 1)
 
 
 def normalize_axes(x: Tensor, axes: Any) -> list[int]:
@@ -190,22 +159,22 @@ def normalize_axes(x: Tensor, axes: Any) -> list[int]:
     return [normalize_axis(x, axis) for axis in (axes if isinstance(axes, list | tuple) else [axes])]
 
 
-def fixed_size(x: Tensor, axis: int) -> int:
-    """The size of an axis; raises Unsupported if it is symbolic."""
+def get_static_size(x: Tensor, axis: int) -> int:
+    """Get the size of an axis; raises Unsupported if it is symbolic."""
     size = x.shape[axis]
     if not isinstance(size, int):
         raise Unsupported("a kernel of symbolic size")
     return size
 
 
-def each(value: Any, count: int) -> list[int]:
+def repeat_per_axis(value: Any, count: int) -> list[int]:
     """Expand a number or a one-element list to ``count`` numbers, one per spatial axis."""
     values = list(value) if isinstance(value, list | tuple) else [value]
     return values * count if len(values) == 1 else values
 
 
 def add_batch(x: Tensor, count: int) -> tuple[Tensor, bool]:
-    """Add a batch axis if ``x`` only has a channel axis and ``count`` spatial axes; also return whether it was added."""
+    """Add a batch axis if ``x`` only has a channel axis and ``count`` spatial axes; also return whether an axis was added."""
     is_single = x.ndim == count + 1
     return (emit("Unsqueeze", x, ints(0)) if is_single else x), is_single
 

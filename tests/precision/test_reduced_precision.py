@@ -1,4 +1,4 @@
-"""Plans of lower precision: which are judged to be in the budget, which are never served, and what bad input gives."""
+"""Plans of reduced precision: which are judged to be in the budget, which are never served, and what bad input gives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from xrt.placement.records import load_decision, store_decision
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, Progress, TuningResult
 from xrt.precision import collectors
 from xrt.precision.budget import ErrorBudget, PrecisionOptions, read_examples
-from xrt.precision.lowering import LoweringWithinBudget
+from xrt.precision.placement import ReducedPrecisionSearch
 from xrt.precision.search import Workbench, observe_values
 
 MODEL = load("mlp", features=32, hidden=64, classes=8)
@@ -53,13 +53,13 @@ def make_options(limit: float, **given: Any) -> PrecisionOptions:
     return PrecisionOptions(ErrorBudget(limit, measure), read_examples(BATCHES[4:], "validate", MODEL.inputs), **results)
 
 
-def lower(options: PrecisionOptions, *engines: GraphCompiler, seconds: float = 120.0) -> TuningResult:
+def reduce_precision(options: PrecisionOptions, *engines: GraphCompiler, seconds: float = 120.0) -> TuningResult:
     def ignore(progress: Progress) -> None:
         assert progress.stage
 
     request = ask(*engines)
     data = request, place_exactly(request), CompileCache()
-    return LoweringWithinBudget(options).lower(*data, seconds=seconds, progress=ignore)
+    return ReducedPrecisionSearch(options).reduce_precision(*data, seconds=seconds, progress=ignore)
 
 
 def list_outcomes(result: TuningResult) -> dict[str, str]:
@@ -77,9 +77,9 @@ def list_outcomes(result: TuningResult) -> dict[str, str]:
     ],
 )
 def test_what_is_wrong_or_over_the_budget_is_named_and_never_served(fault: str, outcome: str, note: str) -> None:
-    result = lower(make_options(0.01, allowed=("bf16",)), Lossy(lowered=fault))
+    result = reduce_precision(make_options(0.01, allowed=("bf16",)), Lossy(reduced=fault))
     assert result.precision is not None and result.precision.precision == "fp32"
-    assert result.plan.engines == (Lossy(lowered=fault).spec,)
+    assert result.plan.engines == (Lossy(reduced=fault).spec,)
     rejected = result.precision.plans[1]
     assert (rejected.outcome, rejected.note, rejected.seconds) == (outcome, note, None)
     assert all(candidate.plan.engines == result.plan.engines for candidate in result.race.contenders)
@@ -87,17 +87,17 @@ def test_what_is_wrong_or_over_the_budget_is_named_and_never_served(fault: str, 
 
 @pytest.mark.slow
 def test_a_budget_that_cannot_be_kept_says_how_close_it_came() -> None:
-    result = lower(make_options(0.01, allowed=("bf16",)), Lossy(lowered="0.1"))
+    result = reduce_precision(make_options(0.01, allowed=("bf16",)), Lossy(reduced="0.1"))
     assert result.precision.notes[-1] == (
-        "no lower precision is within the budget: the nearest is bf16 on lossy{fault=0.1, lowered=0.1}, 10% of 1%; float32 is "
+        "no reduced precision is within the budget: the nearest is bf16 on lossy{fault=0.1, reduced=0.1}, 10% of 1%; float32 is "
         "kept"
     )
 
 
 @pytest.mark.slow
 def test_a_plan_in_the_budget_races_with_its_error_and_the_exact_plan_takes_part() -> None:
-    result = lower(make_options(0.01, allowed=("bf16",)), Lossy(lowered="0.005"))
-    assert list_outcomes(result)["bf16 on lossy{fault=0.005, lowered=0.005}"] in ("won", "tie", "lost")
+    result = reduce_precision(make_options(0.01, allowed=("bf16",)), Lossy(reduced="0.005"))
+    assert list_outcomes(result)["bf16 on lossy{fault=0.005, reduced=0.005}"] in ("won", "tie", "lost")
     measured = result.precision.plans[1]
     assert measured.error == pytest.approx(0.005, rel=0.01) and measured.seconds
     # A node whose measured time is not less in bf16, on a busy machine, stays in float32: "bf16 and fp32".
@@ -107,14 +107,14 @@ def test_a_plan_in_the_budget_races_with_its_error_and_the_exact_plan_takes_part
 
 
 def test_a_budget_of_nothing_lowers_nothing() -> None:
-    result = lower(make_options(0.0), Lossy(lowered="0.0001"))
-    assert result.precision is not None and list_outcomes(result) == {"fp32 on lossy{lowered=0.0001}": "won"}
-    assert result.precision.notes == ("the error budget is 0: nothing is lowered",)
+    result = reduce_precision(make_options(0.0), Lossy(reduced="0.0001"))
+    assert result.precision is not None and list_outcomes(result) == {"fp32 on lossy{reduced=0.0001}": "won"}
+    assert result.precision.notes == ("the error budget is 0: precision is not reduced",)
 
 
 @pytest.mark.slow
 def test_int8_is_calibrated_and_its_error_is_that_of_items_that_calibration_has_not_seen() -> None:
-    result = lower(make_options(0.3, allowed=("int8",)), ORT)
+    result = reduce_precision(make_options(0.3, allowed=("int8",)), ORT)
     outcomes = list_outcomes(result)
     assert outcomes["int8 on ort"] in ("won", "tie", "lost")
     measured = next(candidate for candidate in result.precision.plans if candidate.precision == "int8")
@@ -124,10 +124,10 @@ def test_int8_is_calibrated_and_its_error_is_that_of_items_that_calibration_has_
 
 @pytest.mark.slow
 def test_nodes_that_cost_most_stay_in_float_until_the_error_is_in_the_budget() -> None:
-    loose = lower(make_options(0.4, allowed=("int8",)), ORT)
+    loose = reduce_precision(make_options(0.4, allowed=("int8",)), ORT)
     whole = next(candidate for candidate in loose.precision.plans if candidate.precision == "int8")  # type: ignore[union-attr]  # it has one
     assert whole.high is not None
-    result = lower(make_options(0.9 * whole.high, allowed=("int8",)), ORT)
+    result = reduce_precision(make_options(0.9 * whole.high, allowed=("int8",)), ORT)
     partial = [candidate for candidate in result.precision.plans if candidate.exact_count]
     assert partial and all(
         candidate.error is not None and candidate.error < whole.error for candidate in partial if candidate.exact_count > 1
@@ -143,13 +143,13 @@ def test_nodes_that_cost_most_stay_in_float_until_the_error_is_in_the_budget() -
 
 @pytest.mark.slow
 def test_constraints_keep_nodes_and_leave_nothing_to_quantize() -> None:
-    result = lower(make_options(0.3, allowed=("int8",), exact_nodes=(NodePattern.parse("Gemm"),)), ORT)
+    result = reduce_precision(make_options(0.3, allowed=("int8",), exact_nodes=(NodePattern.parse("Gemm"),)), ORT)
     assert result.precision.notes[0] == "int8 was not tried: no product or convolution with constant weights may be quantized"
 
 
 @pytest.mark.slow
 def test_int8_needs_examples_and_says_so() -> None:
-    result = lower(make_options(0.3, allowed=("int8",), calibrate=read_examples(None, "calibrate", MODEL.inputs)), ORT)
+    result = reduce_precision(make_options(0.3, allowed=("int8",), calibrate=read_examples(None, "calibrate", MODEL.inputs)), ORT)
     assert result.precision.notes[0] == "static int8 was not tried: it needs calibrate=, examples to measure ranges on"
     assert {candidate.precision for candidate in result.precision.plans} >= {"fp32", "dynamic int8", "int8 weights"}
 
@@ -157,11 +157,11 @@ def test_int8_needs_examples_and_says_so() -> None:
 @pytest.mark.slow
 def test_a_decision_is_used_without_calibrating_again(tmp_path: Path) -> None:
     store, request = CostStore(tmp_path), ask(ORT)
-    lowering = LoweringWithinBudget(make_options(0.3, allowed=("int8",)))
-    result = lower(lowering.options, ORT)
-    assert load_decision(request, store, lowering.ingredients) is None
-    store_decision(result, request, store, lowering.ingredients)
-    decision = load_decision(request, store, lowering.ingredients)
+    reducer = ReducedPrecisionSearch(make_options(0.3, allowed=("int8",)))
+    result = reduce_precision(reducer.options, ORT)
+    assert load_decision(request, store, reducer.ingredients) is None
+    store_decision(result, request, store, reducer.ingredients)
+    decision = load_decision(request, store, reducer.ingredients)
     assert decision is not None and decision.precision == result.precision
     assert decision.plan.launches[0].function.fingerprint == result.plan.launches[0].function.fingerprint
     assert load_decision(request, store, make_options(0.4, allowed=("int8",)).ingredients) is None
@@ -273,20 +273,20 @@ def test_one_example_of_validation_is_no_interval() -> None:
         CalibrationError,
         "an error budget needs a confidence interval, and validate= has 1 examples of this size; pass two examples or more",
     ):
-        lower(type(options)(options.budget, first, options.calibrate), ORT)
+        reduce_precision(type(options)(options.budget, first, options.calibrate), ORT)
 
 
-def fail_on_lowered(outputs: list[Any], items: list[Any]) -> float:
-    if not np.allclose(outputs[0], fail_on_lowered.expected, atol=1e-3):  # type: ignore[attr-defined]  # set by the test
+def fail_on_reduced(outputs: list[Any], items: list[Any]) -> float:
+    if not np.allclose(outputs[0], fail_on_reduced.expected, atol=1e-3):  # type: ignore[attr-defined]  # set by the test
         raise KeyError("label")
     return 1.0
 
 
-def test_a_metric_that_raises_on_lowered_outputs_alone_is_an_error_too() -> None:
+def test_a_metric_that_raises_on_outputs_of_reduced_precision_alone_is_an_error_too() -> None:
     with xrt.XRTModule(MODEL, "ort") as module:
-        fail_on_lowered.expected = module(**BATCHES[4])  # type: ignore[attr-defined]
-    with raises_exactly(CalibrationError, "the metric fail_on_lowered raised KeyError: 'label'"):
-        lower(make_options(0.1, allowed=("bf16",), measure=fail_on_lowered), Lossy(lowered="0.3"))
+        fail_on_reduced.expected = module(**BATCHES[4])  # type: ignore[attr-defined]
+    with raises_exactly(CalibrationError, "the metric fail_on_reduced raised KeyError: 'label'"):
+        reduce_precision(make_options(0.1, allowed=("bf16",), measure=fail_on_reduced), Lossy(reduced="0.3"))
 
 
 def test_a_table_of_another_model_is_one_error_with_the_remedy() -> None:
@@ -297,4 +297,4 @@ def test_a_table_of_another_model_is_one_error_with_the_remedy() -> None:
         f"the calibration table has ranges of {len(table)} values, and none is computed in this model: it was made of another "
         "model, or the weights have changed since. Calibrate this one: m.calibrate(batches)",
     ):
-        lower(make_options(0.3, allowed=("int8",), table=table), ORT)
+        reduce_precision(make_options(0.3, allowed=("int8",), table=table), ORT)
