@@ -74,9 +74,9 @@ class Explanation:
     """Values that a call copies between devices."""
     bytes_copied: int = 0
     graph: str = ""
-    """Whether a requested CUDA graph was captured, as a sentence; empty if not requested or not compiled yet."""
+    """A sentence that says whether a requested CUDA graph was captured; empty if not requested, or before the compile."""
     checks: str = ""
-    """Which calls are checked against the reference, and how many were, as a sentence; empty without ``check=``."""
+    """A sentence that says which calls are checked against the reference, and how many were; empty without ``check=``."""
     updates: tuple[str, ...] = ()
     """Inputs that a call updates, each with "in place" or the reason for a copy; empty before the compile."""
     precision: PrecisionRecord | None = None

@@ -245,7 +245,7 @@ class Specialization:
             return compile_plan(plan, engines.by_spec, engines.context, self._cache, progress=report, **options)
 
     def _replan(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> Plan:
-        """Plan again without the refusals. If no engine is left for a node, the error's cause is the first of ``new``."""
+        """Plan again to avoid the refusals. If no engine is left for a node, the cause of the error is the first of ``new``."""
         if self._settings.strict and (failed := [r.error for r in new if not isinstance(r.error, CompileRefused)]):
             raise failed[0]
         try:
@@ -254,7 +254,7 @@ class Specialization:
             raise error from new[0].error
 
     def _partition(self, refused: tuple[Refusal, ...]) -> Plan:
-        """Choose a plan without the refusals: the fastest one that was measured, else one by the order of the engine list."""
+        """Choose a plan that avoids the refusals: the fastest one that was measured, else one by the order of the engine list."""
         from xrt.partition import partition
 
         exclusions, engines = [], self.engines
@@ -408,7 +408,7 @@ class Programs:
         return self.find_or_plan((self.sizes.get_key(values, self), fetch), values, place)
 
     def find_or_plan(self, key: tuple[object, tuple[str, ...]], values: Any, place: Placer | None = None) -> Specialization:
-        """Return the specialization with this key (see `Specialization.key`), planned if necessary; see `find`."""
+        """Return the specialization with this key (see `Specialization.key`), or plan it. For the other arguments see `find`."""
         build = self.dispatcher.get(key) if place is None else None
         if build is not None:
             return build

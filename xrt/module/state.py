@@ -341,7 +341,7 @@ class Session:
         return self._busy
 
     def _check_not_lost(self, advice: str) -> None:
-        """Raise InputError if a state is lost. ``advice`` is the end of its text."""
+        """Raise InputError if a state is lost. The error text ends with ``advice``."""
         if self._lost:
             names = ", ".join(map(repr, sorted(self._lost)))
             call = "a call that failed or was interrupted"

@@ -246,7 +246,7 @@ class RequestPool:
             samples = sample_inputs(source.get_declared_function(), seed, {self.dim: POOL_SIZE} if self.dim else {})
             values = [samples[value.name] for value in self.inputs]
         self._values, self._rows = list(values), list[dict[int, Any]]()
-        """The inputs of a call. For each request, its row of each input that has the batch dim, by the index of the input."""
+        """`_values`: the inputs of a call. `_rows`: each request's row of every input with the batch dim, by input index."""
         if self.dim:
             axes = list(list_open_axes(self.inputs))
             sizes = {**read_sizes(self.inputs, self._values), self.dim: POOL_SIZE}

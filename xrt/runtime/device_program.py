@@ -54,7 +54,7 @@ Location: TypeAlias = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """A launch on a device, and what to do after it."""
+    """A launch on a device, with the copies to start and the values to release after it."""
 
     number: int
     step: Step
@@ -172,7 +172,7 @@ class CapturedCall:
     """Records the first call as a device graph, and replays it for later calls, one at a time."""
 
     def __init__(self, program: MultiDeviceProgram, buffers: Sequence[Array] | None = None) -> None:
-        """``buffers`` are those of a bound call: each call has the same inputs, and writes its outputs to these buffers."""
+        """``buffers`` has the output buffers of a bound call, which has the same inputs each time; None for other calls."""
         self._program = program
         self._buffers = buffers
         self._reason = why_not_capturable(program)

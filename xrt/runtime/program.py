@@ -287,7 +287,7 @@ class Program:
 
     @property
     def arena(self) -> Arena:
-        """The layout of the memory for values between regions. It is empty if all these values are in arrays of the engines."""
+        """The layout of the memory for values between regions. It is empty if the engines allocate all these values."""
         return self._layout.arena
 
     @property

@@ -19,7 +19,7 @@ Array: TypeAlias = Any
 Stream: TypeAlias = Any
 """A work queue, of the device's library."""
 Event: TypeAlias = Any
-"""A position in a stream, of the device's library."""
+"""A position in a stream, as an object of the device's library."""
 
 
 @dataclass(frozen=True, slots=True)
