@@ -1,6 +1,5 @@
-// XRT's own threads: one pool for the process, whose workers sleep when there is nothing to do.
-#ifndef XRT_POOL_H
-#define XRT_POOL_H
+// XRT's thread pool, one per process. Its workers sleep while there is no work.
+#pragma once
 
 #include <cstdint>
 
@@ -8,14 +7,13 @@
 
 namespace xrt {
 
-// Calls `body` on parts of [0, items) that together are all of it, each a multiple of `grain` long but for the last, on at
-// most `threads` threads, the calling one among them. Returns when all are done. Any number of threads may call at once:
-// they share the workers, and each does its own work where no worker is free. From within a body it does the work in one.
+// Divides [0, items) into ranges and calls `body` for each, on at most `threads` threads including the calling one. Returns when
+// all are done. The length of each range except the last is a multiple of `grain`. Several threads may call it at the same time
+// and share the workers; a caller processes ranges that no worker is free for. A call from within a body uses only its own
+// thread.
 void parallel(int threads, int64_t items, int64_t grain, xrt_body body, void *argument);
 
-// Returns how many threads the pool has beside those that call it: one less than the largest budget that was ever used.
+// Returns the number of workers. A call with a budget of n threads increases it to n - 1 if it is smaller.
 int workers();
 
 }  // namespace xrt
-
-#endif

@@ -1,17 +1,16 @@
-// The native tape runs a Function whose kernels are all native, as one list of steps. Only xrt/engines/native/tape.py uses
-// this interface; kernels do not see it.
+// The native tape: a list of steps, each with a native kernel, that runs as one call. xrt/engines/native/tape.py is the only user
+// of this interface.
 //
-// The caller describes a tape: its values, where each is stored, and the kernel of each step. A run is one call. It takes a
-// frame (memory for the intermediate values, and the tensors that are passed to kernels), fills in the addresses of arguments
-// and results, and runs the steps. Frames are reused; any number of threads may run a tape at once.
-#ifndef XRT_TAPE_H
-#define XRT_TAPE_H
+// The caller describes a tape by its values, their storage, and the kernel of each step. A run uses a frame: memory for the
+// intermediate values, and the tensors that are passed to kernels. It sets the addresses of arguments and results in the frame
+// and runs the steps. Frames are reused, and several threads may run a tape at the same time.
+#pragma once
 
 #include "xrt/kernel.h"
 
 extern "C" {
 
-// Where a value is stored: the meaning of `xrt_tape_value.storage`.
+// The values of `xrt_tape_value.storage`: where a value is stored.
 enum {
   XRT_ABSENT = 0,    // nowhere: an input that is left out, or an output that is not used
   XRT_CONSTANT = 1,  // at the address in its tensor
@@ -29,7 +28,7 @@ typedef struct xrt_tape_value {
 typedef struct xrt_tape_step {
   const xrt_kernel *kernel;
   void *state;
-  int64_t scratch;  // the offset of its scratch in the frame's memory; -1 for none
+  int64_t scratch;  // the offset of its scratch memory in the frame's memory; -1 for none
   int32_t n_inputs;
   const int32_t *inputs;  // indices of values
   int32_t n_outputs;
@@ -49,31 +48,26 @@ typedef struct xrt_tape_layout {
 
 typedef struct xrt_tape xrt_tape;
 
-// Returns a tape, or NULL when there is no memory for it. The caller may free the layout afterwards, but not what its tensors
-// and steps point to (shapes, strides, constants, kernels, states): that must stay until the tape is deleted.
+// Creates a tape; returns NULL if there is not enough memory. The caller may free the layout afterwards. The memory that its
+// tensors and steps point to (shapes, strides, constants, kernels, states) must stay valid until the tape is deleted.
 XRT_EXPORT xrt_tape *xrt_tape_new(const xrt_tape_layout *layout);
 
-// Runs the tape. Returns 0 on success, the number of the step that failed (counted from 1), or one of the codes below. Then
-// xrt_tape_said returns the kernel's message.
+// Runs the tape. Returns 0 on success, the 1-based index of the step that failed, or one of the codes below. If a step failed,
+// xrt_tape_said returns the message of its kernel.
 XRT_EXPORT int32_t xrt_tape_run(xrt_tape *tape, void *const *arguments, void *const *results);
 
 enum {
   XRT_NO_MEMORY = -1,  // not enough memory for another frame
-  XRT_UNALIGNED = -2   // an argument is not aligned for its type; nothing was run
+  XRT_UNALIGNED = -2   // an argument is not aligned for its type; no step was run
 };
 
-// Returns the message of the last failure on this thread.
+// Returns the error message of the last run on this thread; empty if no kernel wrote one.
 XRT_EXPORT const char *xrt_tape_said(void);
 
-// Returns the number of frames that the tape has allocated: the maximum number of simultaneous runs so far.
-XRT_EXPORT int64_t xrt_tape_frames(const xrt_tape *tape);
-
-// Frees everything except the states of kernels. No run may be in progress.
+// Deletes the tape, but not the states of kernels. No run may be in progress.
 XRT_EXPORT void xrt_tape_delete(xrt_tape *tape);
 
-// Returns the number of threads that the library has started itself.
+// Returns the number of threads that the library has started.
 XRT_EXPORT int32_t xrt_pool_workers(void);
 
 }  // extern "C"
-
-#endif

@@ -1,8 +1,8 @@
 // The kernel of `xrt.Elementwise`: a chain of elementwise operators over one shape, evaluated tile by tile.
 //
-// The node's attributes hold the chain (xrt/engines/native/fusion.py writes them): `operators`, one name per step;
-// `arguments`, the numbers of the values that each step reads, one list after the other; `types`, the ONNX type of what
-// each gives; `parameters`, two per step; `results`, the numbers of the values that are outputs.
+// The attributes of the node, which xrt/engines/native/fusion.py writes, describe the steps of the chain: `operators` has the
+// name of each step, `arguments` the indices of the values that it reads (concatenated), `types` the ONNX type of its result,
+// `parameters` two numbers per step. `results` has the indices of the values that are outputs.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -15,12 +15,12 @@
 namespace xrt {
 namespace {
 
-// ---------------------------------------------------------------- inputs that are broadcast
+// ---------------------------------------------------------------- broadcast inputs
 
-// How an input lies in the shape of the result: axes that can be stepped over as one are one.
+// How to read an input in the order of the result. Adjacent axes are merged if one step covers both.
 struct Layout {
-  Shape extents, steps;  // steps in elements, 0 along axes that are broadcast; the last is 0 or 1
-  bool is_whole() const { return extents.empty() || (extents.size() == 1 && steps[0] == 1); }
+  Shape extents, steps;  // steps in elements; 0 for broadcast axes; the last is 0 or 1
+  bool has_result_shape() const { return extents.empty() || (extents.size() == 1 && steps[0] == 1); }
 };
 
 Layout layout_of(const Shape &own, const Shape &result) {
@@ -47,26 +47,23 @@ void fill(char *to, const char *element, size_t bytes, int64_t count) {
   for (int64_t i = 0; i < count; ++i) std::memcpy(to + static_cast<size_t>(i) * bytes, element, bytes);
 }
 
-// Brings a broadcast input's elements at one tile side by side.
-class Spread {
+// Copies the elements of a broadcast input for one tile to contiguous memory.
+class BroadcastReader {
  public:
-  Spread(const Layout &layout, size_t bytes, const char *data, char *room)
-      : layout_(layout), bytes_(bytes), data_(data), room_(room) {}
+  BroadcastReader(const Layout &layout, size_t bytes, const char *data, char *buffer, int64_t tile)
+      : layout_(layout), bytes_(bytes), data_(data), buffer_(buffer), tile_(tile) {}
 
-  // Where the elements [begin, begin + count) lie; `whole` is how many may be read there.
-  char *at(int64_t begin, int64_t count, int64_t whole) {
+  // Returns the address of the elements [begin, begin + count), from which `readable` elements may be read.
+  char *at(int64_t begin, int64_t count, int64_t readable) {
     seek(begin);
     const size_t last = layout_.extents.size() - 1;
     const bool in_one_run = layout_.extents[last] - place_[last] >= count;
-    if (in_one_run && layout_.steps[last] == 1 && count == whole) return const_cast<char *>(data_) + offset_ * bytes_;
+    if (in_one_run && layout_.steps[last] == 1 && count == readable) return const_cast<char *>(data_) + offset_ * bytes_;
     if (in_one_run && layout_.steps[last] == 0) return repeat();
     filled_ = nullptr;
     gather(count);
-    return room_;
+    return buffer_;
   }
-
-  // How many elements `repeat` fills.
-  int64_t tile = 0;
 
  private:
   void seek(int64_t index) {
@@ -78,17 +75,17 @@ class Spread {
     }
   }
 
-  // All of the tile is one element: the tile before was often the same.
+  // The whole tile is a single element. It is often the same as in the previous tile.
   char *repeat() {
     const char *element = data_ + offset_ * bytes_;
-    if (filled_ != element) fill(room_, element, bytes_, tile);
+    if (filled_ != element) fill(buffer_, element, bytes_, tile_);
     filled_ = element;
-    return room_;
+    return buffer_;
   }
 
   void gather(int64_t count) {
     const size_t last = layout_.extents.size() - 1;
-    char *to = room_;
+    char *to = buffer_;
     while (count > 0) {
       const int64_t left = layout_.extents[last] - place_[last], run = left < count ? left : count;
       const char *from = data_ + offset_ * bytes_;
@@ -119,7 +116,8 @@ class Spread {
   const Layout &layout_;
   const size_t bytes_;
   const char *const data_;
-  char *const room_;
+  char *const buffer_;
+  const int64_t tile_;
   const char *filled_ = nullptr;
   int64_t place_[XRT_MAX_RANK] = {};
   size_t offset_ = 0;
@@ -129,17 +127,17 @@ class Spread {
 
 struct State {
   Chain chain;
-  Program prompt;   // stores outputs at once: for calls in which none lies where an input is still to be read
-  Program patient;  // for any call
+  Program early_stores;  // for calls in which no output overwrites an input that is read later
+  Program late_stores;   // for all other calls
   Shape shape;
   int64_t size;
   std::vector<Layout> layouts;  // of the inputs
 };
 
-// Memory that one thread works in: from the stack where it is little.
-class Room {
+// Temporary memory of one thread, on the stack if it is small.
+class TemporaryMemory {
  public:
-  explicit Room(size_t bytes) {
+  explicit TemporaryMemory(size_t bytes) {
     if (bytes > sizeof own_) more_.resize(bytes + 64);
     char *const start = bytes > sizeof own_ ? more_.data() : own_;
     data = start + (64 - reinterpret_cast<uintptr_t>(start) % 64) % 64;
@@ -152,15 +150,15 @@ class Room {
   std::vector<char> more_;
 };
 
-// What one thread needs for a part of a call's tiles.
-class Part {
+// Runs a program for a range of tiles on one thread.
+class TileRunner {
  public:
-  Part(const State &state, const Program &program, const xrt_call *call, const uint64_t *scalars)
+  TileRunner(const State &state, const Program &program, const xrt_call *call, const uint64_t *scalars)
       : state_(state),
         program_(program),
         call_(call),
         pitch_(static_cast<size_t>(variant().machine->full_tile) * 4),
-        room_((n_inputs() + n_outputs() + static_cast<size_t>(program.slots)) * pitch_),
+        memory_((n_inputs() + n_outputs() + static_cast<size_t>(program.slots)) * pitch_),
         lanes_(n_inputs() + n_outputs() + static_cast<size_t>(program.slots)),
         frame_{lanes_.data(), scalars} {
     for (size_t i = 0; i < lanes_.size(); ++i) lanes_[i] = own(i);
@@ -170,14 +168,14 @@ class Part {
   }
 
   void run(int64_t begin, int64_t end) {
-    const int64_t whole = std::min(end, state_.size / program_.tile);
-    if (begin < whole) run_whole(begin, whole);
-    if (whole < end) run_rest(whole * program_.tile, state_.size - whole * program_.tile);
+    const int64_t full_end = std::min(end, state_.size / program_.tile);
+    if (begin < full_end) run_full_tiles(begin, full_end);
+    if (full_end < end) run_last_tile(full_end * program_.tile, state_.size - full_end * program_.tile);
   }
 
  private:
-  // A tensor whose elements are those of the result, one for one.
-  struct Whole {
+  // A tensor with the shape of the result.
+  struct DenseTensor {
     size_t lane;
     char *data;
     size_t bytes;  // of an element
@@ -185,44 +183,43 @@ class Part {
   };
   struct Broadcast {
     size_t lane;
-    Spread spread;
+    BroadcastReader reader;
   };
 
   size_t n_inputs() const { return state_.layouts.size(); }
   size_t n_outputs() const { return state_.chain.results.size(); }
-  char *own(size_t lane) { return room_.data + lane * pitch_; }
+  char *own(size_t lane) { return memory_.data + lane * pitch_; }
 
   void add_input(size_t i) {
     const ChainValue &value = state_.chain.values[i];
     char *const data = data_of<char>(call_->inputs[i]);
     if (value.is_scalar) return;
-    if (state_.layouts[i].is_whole()) return inputs_.push_back({i, data, bytes_of(value.storage)});
-    broadcasts_.push_back({i, Spread(state_.layouts[i], bytes_of(value.storage), data, own(i))});
-    broadcasts_.back().spread.tile = program_.tile;
+    if (state_.layouts[i].has_result_shape()) return inputs_.push_back({i, data, bytes_of(value.storage)});
+    broadcasts_.push_back({i, BroadcastReader(state_.layouts[i], bytes_of(value.storage), data, own(i), program_.tile)});
   }
 
-  void run_whole(int64_t begin, int64_t end) {
+  void run_full_tiles(int64_t begin, int64_t end) {
     const int64_t tile = program_.tile;
-    std::vector<Whole> moving(inputs_);
-    moving.insert(moving.end(), outputs_.begin(), outputs_.end());
-    for (const Whole &whole : moving) lanes_[whole.lane] = whole.at(begin * tile);
+    std::vector<DenseTensor> tensors(inputs_);
+    tensors.insert(tensors.end(), outputs_.begin(), outputs_.end());
+    for (const DenseTensor &tensor : tensors) lanes_[tensor.lane] = tensor.at(begin * tile);
     for (int64_t index = begin; index < end; ++index) {
-      for (Broadcast &one : broadcasts_) lanes_[one.lane] = one.spread.at(index * tile, tile, tile);
+      for (Broadcast &input : broadcasts_) lanes_[input.lane] = input.reader.at(index * tile, tile, tile);
       variant().machine->run(program_.code.data(), frame_);
-      for (const Whole &whole : moving) lanes_[whole.lane] += static_cast<size_t>(tile) * whole.bytes;
+      for (const DenseTensor &tensor : tensors) lanes_[tensor.lane] += static_cast<size_t>(tile) * tensor.bytes;
     }
   }
 
-  // The last tile is not full: inputs come from copies, outputs go by way of copies.
-  void run_rest(int64_t first, int64_t count) {
-    for (const Whole &input : inputs_) {
+  // The last tile is incomplete. Inputs and outputs are copied, so that the program can process a full tile.
+  void run_last_tile(int64_t first, int64_t count) {
+    for (const DenseTensor &input : inputs_) {
       lanes_[input.lane] = own(input.lane);
       std::memcpy(own(input.lane), input.at(first), static_cast<size_t>(count) * input.bytes);
     }
-    for (Broadcast &one : broadcasts_) lanes_[one.lane] = one.spread.at(first, count, program_.tile);
-    for (const Whole &output : outputs_) lanes_[output.lane] = own(output.lane);
+    for (Broadcast &input : broadcasts_) lanes_[input.lane] = input.reader.at(first, count, program_.tile);
+    for (const DenseTensor &output : outputs_) lanes_[output.lane] = own(output.lane);
     variant().machine->run(program_.code.data(), frame_);
-    for (const Whole &output : outputs_)
+    for (const DenseTensor &output : outputs_)
       std::memcpy(output.at(first), own(output.lane), static_cast<size_t>(count) * output.bytes);
   }
 
@@ -230,9 +227,9 @@ class Part {
   const Program &program_;
   const xrt_call *const call_;
   const size_t pitch_;
-  Room room_;
+  TemporaryMemory memory_;
   std::vector<char *> lanes_;
-  std::vector<Whole> inputs_, outputs_;
+  std::vector<DenseTensor> inputs_, outputs_;
   std::vector<Broadcast> broadcasts_;
   Frame frame_;
 };
@@ -241,12 +238,13 @@ class Part {
 
 ChainValue value_of(const xrt_tensor &tensor) {
   ChainValue value{};
-  if (!storage_of(tensor.dtype, &value.storage)) throw std::invalid_argument("it does not take " + name_of(tensor.dtype));
+  const bool is_supported = storage_of(tensor.dtype, &value.storage);
+  if (!is_supported) throw std::invalid_argument("the elementwise machine does not support " + name_of(tensor.dtype));
   return value;
 }
 
 void require(bool holds) {
-  if (!holds) throw std::invalid_argument("the node's attributes do not describe a chain");
+  if (!holds) throw std::invalid_argument("the attributes of the node do not describe a chain");
 }
 
 std::vector<ChainStep> steps_of(const xrt_node &node) {
@@ -301,7 +299,7 @@ Shape broadcast_shape(const xrt_node &node) {
 }
 
 int32_t why_not(const xrt_node *node, xrt_text why) {
-  return guarded(why, [&] {
+  return catch_errors(why, [&] {
     try {
       compile(chain_of(*node), *variant().machine, Stores::after_reads);
       return static_cast<int32_t>(XRT_OK);
@@ -312,7 +310,7 @@ int32_t why_not(const xrt_node *node, xrt_text why) {
 }
 
 int32_t prepare(const xrt_node *node, xrt_plan *plan, xrt_text why) {
-  return guarded(why, [&] {
+  return catch_errors(why, [&] {
     auto state = std::make_unique<State>();
     state->chain = chain_of(*node);
     state->shape = broadcast_shape(*node);
@@ -321,18 +319,18 @@ int32_t prepare(const xrt_node *node, xrt_plan *plan, xrt_text why) {
       state->layouts.push_back(layout_of(shape_of(node->inputs[i]), state->shape));
       state->chain.values[static_cast<size_t>(i)].is_scalar = size_of(node->inputs[i]) == 1;
     }
-    state->prompt = compile(state->chain, *variant().machine, Stores::at_once);
-    state->patient = compile(state->chain, *variant().machine, Stores::after_reads);
+    state->early_stores = compile(state->chain, *variant().machine, Stores::at_once);
+    state->late_stores = compile(state->chain, *variant().machine, Stores::after_reads);
     for (size_t k = 0; k < state->chain.results.size(); ++k) {
       const ChainValue &value = state->chain.values[static_cast<size_t>(state->chain.results[k])];
-      announce(plan->outputs[k], dtype_of(value.storage), state->shape);
+      set_output(plan->outputs[k], dtype_of(value.storage), state->shape);
     }
     plan->state = state.release();
     return static_cast<int32_t>(XRT_OK);
   });
 }
 
-// A scalar input's element as bits of its lane: the machine itself converts it, as it does in any tile.
+// Returns the bits of a scalar input in the type of its lane. The machine converts it, so that scalars and tensors agree.
 uint64_t scalar_of(const xrt_tensor &tensor, Storage storage, Lane lane) {
   alignas(64) char from[1024] = {}, to[1024] = {};
   std::memcpy(from, tensor.data, bytes_of(storage));
@@ -350,20 +348,20 @@ uint64_t scalar_of(const xrt_tensor &tensor, Storage storage, Lane lane) {
   return bits;
 }
 
-bool overlap(const xrt_tensor &one, const xrt_tensor &other) {
-  const char *const a = data_of<char>(one), *const b = data_of<char>(other);
+bool overlap(const xrt_tensor &first, const xrt_tensor &second) {
+  const char *const a = data_of<char>(first), *const b = data_of<char>(second);
   const auto bytes = [](const xrt_tensor &tensor) { return static_cast<size_t>(size_of(tensor)) * bytes_of(tensor.dtype); };
-  return a < b + bytes(other) && b < a + bytes(one);
+  return a < b + bytes(second) && b < a + bytes(first);
 }
 
 const Program &choose_program(const State &state, const xrt_call *call) {
-  for (const auto &[output, input] : state.prompt.conflicts)
-    if (overlap(call->outputs[output], call->inputs[input])) return state.patient;
-  return state.prompt;
+  for (const auto &[output, input] : state.early_stores.conflicts)
+    if (overlap(call->outputs[output], call->inputs[input])) return state.late_stores;
+  return state.early_stores;
 }
 
 int32_t run(void *opaque, const xrt_call *call, xrt_text why) {
-  return guarded(why, [&] {
+  return catch_errors(why, [&] {
     const State &state = *static_cast<const State *>(opaque);
     std::vector<uint64_t> scalars(state.layouts.size());
     for (size_t i = 0; i < scalars.size(); ++i) {
@@ -373,8 +371,8 @@ int32_t run(void *opaque, const xrt_call *call, xrt_text why) {
     const Program &program = choose_program(state, call);
     const int64_t tile = program.tile, tiles = (state.size + tile - 1) / tile;
     const int64_t cost = tile * static_cast<int64_t>(program.code.size()) / 4;
-    return each_part(call, tiles, cost, why,
-                     [&](int64_t begin, int64_t end) { Part(state, program, call, scalars.data()).run(begin, end); });
+    return run_in_parallel(call, tiles, cost, why,
+                     [&](int64_t begin, int64_t end) { TileRunner(state, program, call, scalars.data()).run(begin, end); });
   });
 }
 

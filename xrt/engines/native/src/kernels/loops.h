@@ -1,51 +1,50 @@
-// The inner loops of the kernels, a table of them per variant of the instruction set. All are of float32 unless they say
-// otherwise, work on the calling thread, and give the same bits for the same input however a call is cut into parts.
-#ifndef XRT_KERNELS_LOOPS_H
-#define XRT_KERNELS_LOOPS_H
+// The inner loops of the kernels: a table of functions for each instruction set. They process float32 unless their parameters
+// have another type, run on the calling thread, and return the same bits however the caller divides its work between threads.
+#pragma once
 
 #include <cstdint>
 
 namespace xrt {
 
 struct Moments {
-  float mean, inverse;  // one over the root of variance + epsilon
+  float mean, inverse;  // inverse: 1 / sqrt(variance + epsilon)
 };
 
-// What a reduction does with its elements, before whatever is done to the total.
+// How a reduction combines elements to a total.
 enum class Fold : uint8_t { sum, sum_abs, sum_square, product, max, min };
 constexpr int kFolds = 6;
 
-// Reductions of one type of elements into a wider total: float and double into double, integers into int64.
+// Reductions of elements of type T. The type of the total is double for floats and int64 for integers.
 template <class T, class Total>
 struct Reducers {
-  // Of n elements in a row.
+  // Reduces n contiguous elements.
   Total (*row[kFolds])(const T *x, int64_t n);
-  // Of n rows, `pitch` elements apart: totals[j] is combined with every x[i * pitch + j], j under `width`.
+  // Combines totals[j] with x[i * pitch + j], for all i < n and j < width.
   void (*columns[kFolds])(const T *x, int64_t n, int64_t pitch, int64_t width, Total *totals);
 };
 
-// Where a window's elements lie that are combined into one output, relative to the first output's.
+// The taps of a window: output i combines the elements x[i + offset] for all offsets.
 struct Taps {
   const int64_t *offsets;
-  const float *weights;  // only where they are weighted
+  const float *weights;  // used by window_weighted only
   int64_t count;
 };
 
 struct Loops {
-  // Rows of n elements.
+  // Functions of a row of n elements.
   void (*softmax)(const float *x, float *y, int64_t n);
   void (*log_softmax)(const float *x, float *y, int64_t n);
   Moments (*moments)(const float *x, int64_t n, float epsilon);
   float (*inverse_root_mean_square)(const float *x, int64_t n, float epsilon);
-  // (x - mean) * inverse * scale + bias; scale and bias of each element, bias may be NULL.
-  void (*normalise)(const float *x, float *y, int64_t n, Moments moments, const float *scale, const float *bias);
-  // The same with one scale and bias for all.
-  void (*normalise_evenly)(const float *x, float *y, int64_t n, Moments moments, float scale, float bias);
+  // y[i] = (x[i] - mean) * inverse * scale[i] + bias[i]; `bias` may be NULL.
+  void (*normalize)(const float *x, float *y, int64_t n, Moments moments, const float *scale, const float *bias);
+  // The same with one scale and one bias for all elements.
+  void (*normalize_evenly)(const float *x, float *y, int64_t n, Moments moments, float scale, float bias);
   void (*scale_and_shift)(const float *x, float *y, int64_t n, float factor, float shift);
-  // log(sum(exp(x - top))) is what is left of a sum of exponentials: returns the sum.
+  // Returns the sum of exp(x[i] - top).
   double (*sum_of_exponentials)(const float *x, int64_t n, float top);
 
-  // `width` columns of n elements, `pitch` elements apart.
+  // Functions of `width` columns of n elements; rows are `pitch` elements apart.
   void (*softmax_columns)(const float *x, float *y, int64_t n, int64_t pitch, int64_t width);
   void (*log_softmax_columns)(const float *x, float *y, int64_t n, int64_t pitch, int64_t width);
 
@@ -54,15 +53,13 @@ struct Loops {
   Reducers<int32_t, int64_t> ints;
   Reducers<int64_t, int64_t> longs;
 
-  // y[i] for i under n: the greatest, the sum, and the weighted sum plus a start of x[i + offset] over the taps. May read
-  // up to 64 elements beyond the last.
+  // For i < n, y[i] is the maximum, the sum, or `start` plus the weighted sum of x[i + offset] over the taps. They may read up to
+  // 64 elements after the last one.
   void (*window_max)(const float *x, float *y, int64_t n, Taps taps);
   void (*window_sum)(const float *x, float *y, int64_t n, Taps taps);
   void (*window_weighted)(const float *x, float *y, int64_t n, Taps taps, float start);
-  // Elements by turns: 2 * pairs of them.
+  // Copies the elements of even and of odd index, `pairs` of each.
   void (*split)(const float *x, float *even, float *odd, int64_t pairs);
 };
 
 }  // namespace xrt
-
-#endif

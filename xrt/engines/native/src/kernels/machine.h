@@ -1,66 +1,64 @@
-// The machine that evaluates chains of elementwise operators: what its programs are made of, the same for all variants.
+// The elementwise machine, which evaluates chains of elementwise operators: the elements of its programs.
 //
-// A program works on a tile of elements at a time. One value, the accumulator, lies in eight vector registers; each step
-// does something to it and jumps to the next step's code with the registers as arguments, so a straight chain of
-// operators never touches memory. Other values lie in lanes: an input or output at the tile's place, or a slot of its own.
-#ifndef XRT_KERNELS_MACHINE_H
-#define XRT_KERNELS_MACHINE_H
+// A program processes one tile of elements at a time. One value, the accumulator, is held in eight vector registers. The code of
+// a step updates it and jumps to the code of the next step with the registers as arguments, so a chain of unary operators needs
+// no memory. Other values are in lanes: the memory of an input or output at the tile, or a temporary slot.
+#pragma once
 
 #include <cstdint>
 
 namespace xrt {
 
-// How elements are held while they are computed with. Narrow floats are float32, rounded after each operator; booleans
-// are int32, 0 or 1.
+// The type of elements in registers. Narrow floats are float32 there, rounded after each operator. Booleans are int32, 0 or 1.
 enum class Lane : uint8_t { f32, f64, i32, i64 };
 constexpr int kLaneKinds = 4;
 constexpr bool is_wide(Lane lane) { return lane == Lane::f64 || lane == Lane::i64; }
 
-// How elements are stored in tensors.
+// The type of elements in tensors.
 enum class Storage : uint8_t { f32, f64, i32, i64, boolean, f16, bf16, u8, i8 };
 
-// Where the operands beside the accumulator come from.
+// The operands of an operator in addition to the accumulator.
 enum class Form : uint8_t {
-  lane,            // one operand in a lane; of ternary operators, both
-  scalar,          // one operand that is the same for all elements; of ternary operators, both
-  lane_mirrored,   // the accumulator is the second operand; of ternary operators: lane, scalar
-  scalar_mirrored  // likewise; of ternary operators: scalar, lane
+  // Binary operators: the second operand is a lane, or a scalar that is the same for all elements. In a mirrored form the
+  // accumulator is the second operand, and the lane or scalar the first.
+  // Ternary operators: the second and third operand are two lanes, two scalars, a lane and a scalar, or a scalar and a lane.
+  lane,
+  scalar,
+  lane_mirrored,
+  scalar_mirrored
 };
 constexpr int kForms = 4;
 
-// How many elements a tile has: all that fit where every value is of four bytes, else half as many.
+// The size of a tile: `half`, if a value of the program has eight bytes per element.
 enum class Tile : uint8_t { full, half };
 
-// Code of a step; its real type has the variant's vectors as parameters.
+// The code of a step. It is cast to its real type, whose parameters are vectors of the instruction set.
 using Code = void (*)();
 
 struct Step {
   Code code;
   int32_t a, b;  // indices of lanes or scalars
-  double p, q;   // the operator's own parameters
+  double p, q;   // parameters of the operator
 };
 
-// What a program reads and writes at one tile.
+// The memory that a program reads and writes for one tile.
 struct Frame {
   char *const *lanes;
-  const uint64_t *scalars;  // each as bits of its lane's type, in the low bytes
+  const uint64_t *scalars;  // the bits of each, in the type of its lane, in the low bytes
 };
 
-// One variant's machine.
+// The machine for one instruction set.
 struct Machine {
   int full_tile;  // elements
-  // Return the code of a step, or NULL where the machine has none.
+  // These return the code of a step, or NULL if the machine does not support it.
   Code (*operation)(const char *name, Lane lane, Form form, Tile tile);
   Code (*cast)(Lane from, Lane to, Tile tile);
   Code (*load)(Storage from, Tile tile);
   Code (*load_scalar)(Lane lane, Tile tile);
   Code (*store)(Storage to, Tile tile);
-  Code (*round)(Storage to, Tile tile);  // of f32 lanes to what a narrow float holds
+  Code (*round)(Storage to, Tile tile);  // rounds float32 to the precision of a narrow float
   Code (*stop)();
-  void (*join)(Step *program, int count);  // lets one code do the steps of each sequence that is known
   void (*run)(const Step *program, const Frame &frame);
 };
 
 }  // namespace xrt
-
-#endif

@@ -25,6 +25,21 @@ int64_t product(const Shape &shape, size_t begin, size_t end) {
   return total;
 }
 
+int64_t count_indices(const std::vector<Axis> &axes) {
+  int64_t total = 1;
+  for (const Axis &axis : axes) total *= axis.extent;
+  return total;
+}
+
+int64_t offset_of(const std::vector<Axis> &axes, int64_t index) {
+  int64_t offset = 0;
+  for (size_t i = axes.size(); i-- > 0;) {
+    offset += index % axes[i].extent * axes[i].step;
+    index /= axes[i].extent;
+  }
+  return offset;
+}
+
 std::vector<int64_t> integers_of(const xrt_tensor &tensor) {
   std::vector<int64_t> values(static_cast<size_t>(size_of(tensor)));
   for (size_t i = 0; i < values.size(); ++i)
@@ -38,52 +53,55 @@ const xrt_attribute *find(const xrt_node &node, const char *name) {
   return nullptr;
 }
 
-int64_t int_of(const xrt_node &node, const char *name, int64_t otherwise) {
-  const xrt_attribute *found = find(node, name);
-  return found ? found->i : otherwise;
+int64_t int_of(const xrt_node &node, const char *name, int64_t fallback) {
+  const xrt_attribute *attribute = find(node, name);
+  return attribute ? attribute->i : fallback;
 }
 
-double float_of(const xrt_node &node, const char *name, double otherwise) {
-  const xrt_attribute *found = find(node, name);
-  return found ? found->f : otherwise;
+double float_of(const xrt_node &node, const char *name, double fallback) {
+  const xrt_attribute *attribute = find(node, name);
+  return attribute ? attribute->f : fallback;
 }
 
-std::string string_of(const xrt_node &node, const char *name, const char *otherwise) {
-  const xrt_attribute *found = find(node, name);
-  return found && found->s ? found->s : otherwise;
+std::string string_of(const xrt_node &node, const char *name, const char *fallback) {
+  const xrt_attribute *attribute = find(node, name);
+  return attribute && attribute->s ? attribute->s : fallback;
+}
+
+template <class T, class Items>
+std::vector<T> list_of(const xrt_node &node, const char *name, Items xrt_attribute::*items) {
+  const xrt_attribute *attribute = find(node, name);
+  return attribute ? std::vector<T>(attribute->*items, attribute->*items + attribute->count) : std::vector<T>();
 }
 
 std::vector<int64_t> ints_of(const xrt_node &node, const char *name) {
-  const xrt_attribute *found = find(node, name);
-  return found ? std::vector<int64_t>(found->ints, found->ints + found->count) : std::vector<int64_t>();
+  return list_of<int64_t>(node, name, &xrt_attribute::ints);
 }
 
 std::vector<double> floats_of(const xrt_node &node, const char *name) {
-  const xrt_attribute *found = find(node, name);
-  return found ? std::vector<double>(found->floats, found->floats + found->count) : std::vector<double>();
+  return list_of<double>(node, name, &xrt_attribute::floats);
 }
 
 std::vector<std::string> strings_of(const xrt_node &node, const char *name) {
-  const xrt_attribute *found = find(node, name);
-  return found ? std::vector<std::string>(found->strings, found->strings + found->count) : std::vector<std::string>();
+  return list_of<std::string>(node, name, &xrt_attribute::strings);
 }
 
-int32_t answer(int32_t status, xrt_text why, const std::string &text) {
+int32_t report(int32_t status, xrt_text why, const std::string &text) {
   if (why.data && why.capacity) std::snprintf(why.data, why.capacity, "%s", text.c_str());
   return status;
 }
 
-int32_t takes(const xrt_node &node, std::initializer_list<xrt_dtype> dtypes, xrt_text why) {
+int32_t check_first_input(const xrt_node &node, std::initializer_list<xrt_dtype> dtypes, xrt_text why) {
   if (node.n_inputs < 1) return refuse(why, "the node has no input");
   std::string names;
   for (const xrt_dtype &dtype : dtypes) {
     if (node.inputs[0].dtype == dtype) return XRT_OK;
     names += (names.empty() ? "" : ", ") + name_of(dtype);
   }
-  return refuse(why, "it takes " + names + ", not " + name_of(node.inputs[0].dtype));
+  return refuse(why, "the kernel supports " + names + ", not " + name_of(node.inputs[0].dtype));
 }
 
-void announce(xrt_output &output, xrt_dtype dtype, const Shape &shape) {
+void set_output(xrt_output &output, xrt_dtype dtype, const Shape &shape) {
   output.dtype = dtype;
   output.ndim = static_cast<int32_t>(shape.size());
   for (size_t i = 0; i < shape.size(); ++i) output.shape[i] = shape[i];

@@ -1,6 +1,5 @@
-// Reading nodes and tensors, and answering with reasons.
-#ifndef XRT_KERNELS_NODE_H
-#define XRT_KERNELS_NODE_H
+// Helpers for kernels: read nodes and tensors, report errors, and divide work between threads.
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -41,39 +40,47 @@ T *data_of(const xrt_tensor &tensor) {
   return static_cast<T *>(tensor.data);
 }
 
-// The elements of a constant int64 or int32 tensor.
+// Returns the elements of a constant int64 or int32 tensor.
 std::vector<int64_t> integers_of(const xrt_tensor &tensor);
 
-// Counts from the end where it is negative; -1 where it is no axis of that rank.
+// Normalizes an axis, which may be negative; returns -1 if it is out of range.
 inline int64_t axis_of(int64_t axis, int64_t rank) {
   const int64_t positive = axis < 0 ? axis + rank : axis;
   return positive < rank ? positive : -1;
 }
 
+// An axis to iterate over; `step` is the distance between its elements in the tensor, in elements.
+struct Axis {
+  int64_t extent, step;
+};
+int64_t count_indices(const std::vector<Axis> &axes);
+// Converts an index over all axes, in row-major order, to an offset in the tensor.
+int64_t offset_of(const std::vector<Axis> &axes, int64_t index);
+
 // ---------------------------------------------------------------- attributes
 
 const xrt_attribute *find(const xrt_node &node, const char *name);
-int64_t int_of(const xrt_node &node, const char *name, int64_t otherwise);
-double float_of(const xrt_node &node, const char *name, double otherwise);
-std::string string_of(const xrt_node &node, const char *name, const char *otherwise);
+int64_t int_of(const xrt_node &node, const char *name, int64_t fallback);
+double float_of(const xrt_node &node, const char *name, double fallback);
+std::string string_of(const xrt_node &node, const char *name, const char *fallback);
 std::vector<int64_t> ints_of(const xrt_node &node, const char *name);
 std::vector<double> floats_of(const xrt_node &node, const char *name);
 std::vector<std::string> strings_of(const xrt_node &node, const char *name);
 
-// ---------------------------------------------------------------- answers
+// ---------------------------------------------------------------- results of functions
 
-int32_t answer(int32_t status, xrt_text why, const std::string &text);
-inline int32_t refuse(xrt_text why, const std::string &text) { return answer(XRT_REFUSED, why, text); }
-inline int32_t fail(xrt_text why, const std::string &text) { return answer(XRT_FAILED, why, text); }
+int32_t report(int32_t status, xrt_text why, const std::string &text);
+inline int32_t refuse(xrt_text why, const std::string &text) { return report(XRT_REFUSED, why, text); }
+inline int32_t fail(xrt_text why, const std::string &text) { return report(XRT_FAILED, why, text); }
 
-// Refuses a node whose first input is not one of the types.
-int32_t takes(const xrt_node &node, std::initializer_list<xrt_dtype> dtypes, xrt_text why);
+// Returns XRT_OK if the first input has one of these types, else refuses the node.
+int32_t check_first_input(const xrt_node &node, std::initializer_list<xrt_dtype> dtypes, xrt_text why);
 
-void announce(xrt_output &output, xrt_dtype dtype, const Shape &shape);
+void set_output(xrt_output &output, xrt_dtype dtype, const Shape &shape);
 
-// Runs a function of the kernel table; what it throws becomes XRT_FAILED with its text.
+// Calls a function that returns a status. An exception becomes XRT_FAILED with its message.
 template <class F>
-int32_t guarded(xrt_text why, F function) {
+int32_t catch_errors(xrt_text why, F function) {
   try {
     return function();
   } catch (const std::exception &error) {
@@ -83,23 +90,23 @@ int32_t guarded(xrt_text why, F function) {
   }
 }
 
-// ---------------------------------------------------------------- work on several threads
+// ---------------------------------------------------------------- parallel work
 
-// Calls `function(begin, end)` on parts of [0, items), each of about `enough` units of work; an item has `cost` of them.
-// What the parts are must not change a result: they depend on the number of threads.
+// Calls `function(begin, end)` for ranges of [0, items). `cost` is the work per item; 2^15 units take about ten microseconds.
+// The results must not depend on the division into ranges, because that depends on the number of threads.
 template <class F>
 void in_parallel(const xrt_call *call, int64_t items, int64_t cost, F function) {
-  constexpr int64_t enough = int64_t{1} << 15;  // some ten microseconds: handing it to a thread costs one or two
+  constexpr int64_t min_cost = int64_t{1} << 15;  // per range: passing it to a thread takes one or two microseconds
   if (items <= 0) return;
-  const int64_t grain = cost >= enough ? 1 : enough / (cost < 1 ? 1 : cost);
+  const int64_t grain = cost >= min_cost ? 1 : min_cost / (cost < 1 ? 1 : cost);
   if (items <= grain || call->threads <= 1) return function(int64_t{0}, items);
   call->parallel(
       call, items, grain, [](void *f, int64_t begin, int64_t end) { (*static_cast<F *>(f))(begin, end); }, &function);
 }
 
-// The same for a function that may run out of memory; what it throws makes the call fail.
+// Like `in_parallel`, for a function that may throw std::bad_alloc, which becomes XRT_FAILED.
 template <class F>
-int32_t each_part(const xrt_call *call, int64_t items, int64_t cost, xrt_text why, F function) {
+int32_t run_in_parallel(const xrt_call *call, int64_t items, int64_t cost, xrt_text why, F function) {
   std::atomic<bool> failed{false};
   in_parallel(call, items, cost, [&](int64_t begin, int64_t end) {
     try {
@@ -112,5 +119,3 @@ int32_t each_part(const xrt_call *call, int64_t items, int64_t cost, xrt_text wh
 }
 
 }  // namespace xrt
-
-#endif

@@ -1,4 +1,5 @@
-// Normalisations of float32: over the trailing axes, over the elements of a channel or a group, and by given statistics.
+// Normalizations of float32: over the last axes (LayerNormalization, RMSNormalization), over a channel or a group of channels
+// (InstanceNormalization, GroupNormalization), and with constant statistics (BatchNormalization).
 #include <cmath>
 
 #include "node.h"
@@ -22,29 +23,33 @@ int32_t statistics_in_float32(const xrt_node &node, xrt_text why) {
 }
 
 struct State {
-  int64_t rows = 0;     // how many sets of statistics
-  int64_t n = 0;        // elements of each
-  int64_t plane = 0;    // elements that share a scale and a bias
+  int64_t rows = 0;   // groups of elements that are normalized together
+  int64_t n = 0;      // elements per row
+  int64_t plane = 0;  // elements with the same scale and bias, for the operators with channels
   int64_t channels = 0;
   float epsilon = 0;
+  int32_t n_inputs = 0, n_outputs = 0;
 };
 
+// Implements `prepare`: `describe(shape, state)` sets the fields of the state that depend on the operator.
 template <class F>
-int32_t prepared(const xrt_node *node, xrt_plan *plan, xrt_text why, F describe) {
-  return guarded(why, [&] {
+int32_t prepare_with(const xrt_node *node, xrt_plan *plan, xrt_text why, F describe) {
+  return catch_errors(why, [&] {
     State state;
     state.epsilon = static_cast<float>(float_of(*node, "epsilon", 1e-5));
+    state.n_inputs = node->n_inputs, state.n_outputs = node->n_outputs;
     const Shape shape = shape_of(node->inputs[0]);
-    announce(plan->outputs[0], kFloat32, shape);
+    set_output(plan->outputs[0], kFloat32, shape);
     const int32_t status = describe(shape, state);
     if (status == XRT_OK) plan->state = new State(state);
     return status;
   });
 }
 
+// Implements `run`: calls `compute(state, x, y)`.
 template <class F>
-int32_t ran(void *opaque, const xrt_call *call, xrt_text why, F compute) {
-  return guarded(why, [&] {
+int32_t run_with(void *opaque, const xrt_call *call, xrt_text why, F compute) {
+  return catch_errors(why, [&] {
     compute(*static_cast<const State *>(opaque), data_of<float>(call->inputs[0]), data_of<float>(call->outputs[0]));
     return static_cast<int32_t>(XRT_OK);
   });
@@ -52,14 +57,9 @@ int32_t ran(void *opaque, const xrt_call *call, xrt_text why, F compute) {
 
 void destroy(void *state) { delete static_cast<State *>(state); }
 
-// The input in that place, NULL where it is left out.
-const float *optional(const xrt_call *call, int32_t n_inputs, int32_t place) {
-  return place < n_inputs ? data_of<float>(call->inputs[place]) : nullptr;
-}
+// ---------------------------------------------------------------- over the last axes
 
-// ---------------------------------------------------------------- over the trailing axes
-
-// Whether a scale or bias is as large as what is normalised; where the model does not say, `prepare` sees.
+// Whether a scale or bias has the shape of the normalized axes. False if its shape is unknown.
 bool fits(const xrt_tensor &tensor, const Shape &trailing) {
   if (!is_given(tensor)) return true;
   Shape own = shape_of(tensor);
@@ -76,76 +76,60 @@ int32_t trailing_why_not(const xrt_node *node, xrt_text why) {
   if (node->inputs[0].ndim < 1) return refuse(why, "the rank of the input is not known, or 0");
   const Shape shape = shape_of(node->inputs[0]);
   const int64_t axis = axis_of(int_of(*node, "axis", -1), node->inputs[0].ndim);
-  if (axis < 0) return refuse(why, "axis is none of the tensor's");
+  if (axis < 0) return refuse(why, "axis is out of range");
   const Shape trailing(shape.begin() + axis, shape.end());
   for (int32_t i = 1; i < node->n_inputs; ++i)
-    if (!fits(node->inputs[i], trailing)) return refuse(why, "scale and bias must have the shape of what is normalised");
+    if (!fits(node->inputs[i], trailing)) return refuse(why, "scale and bias must have the shape of the normalized axes");
   return XRT_OK;
 }
 
-struct Trailing : State {
-  int32_t n_inputs, n_outputs;
-};
-
 int32_t trailing_prepare(const xrt_node *node, xrt_plan *plan, xrt_text why) {
   if (const int32_t status = trailing_why_not(node, why)) return status;
-  return guarded(why, [&] {
-    Shape shape = shape_of(node->inputs[0]);
+  return prepare_with(node, plan, why, [&](const Shape &shape, State &state) {
     const auto axis = static_cast<size_t>(axis_of(int_of(*node, "axis", -1), node->inputs[0].ndim));
-    announce(plan->outputs[0], kFloat32, shape);
-    Trailing state{};
-    state.rows = product(shape, 0, axis), state.n = product(shape, axis);
-    state.epsilon = static_cast<float>(float_of(*node, "epsilon", 1e-5));
-    state.n_inputs = node->n_inputs, state.n_outputs = node->n_outputs;
-    for (size_t i = axis; i < shape.size(); ++i) shape[i] = 1;
-    for (int32_t k = 1; k < node->n_outputs; ++k) announce(plan->outputs[k], kFloat32, shape);
-    plan->state = new Trailing(state);
+    state.rows = product(shape, 0, axis);
+    state.n = product(shape, axis);
+    Shape statistics(shape);
+    for (size_t i = axis; i < shape.size(); ++i) statistics[i] = 1;
+    for (int32_t k = 1; k < node->n_outputs; ++k) set_output(plan->outputs[k], kFloat32, statistics);
     return static_cast<int32_t>(XRT_OK);
   });
 }
 
-void put(const xrt_call *call, const Trailing &state, int32_t output, int64_t row, float value) {
+// Stores a statistic of a row, if its output is used.
+void put(const xrt_call *call, const State &state, int32_t output, int64_t row, float value) {
   if (output < state.n_outputs && call->outputs[output].data) data_of<float>(call->outputs[output])[row] = value;
 }
 
-void destroy_trailing(void *state) { delete static_cast<Trailing *>(state); }
-
 int32_t layer_run(void *opaque, const xrt_call *call, xrt_text why) {
-  return guarded(why, [&] {
-    const Trailing &state = *static_cast<const Trailing *>(opaque);
+  return run_with(opaque, call, why, [&](const State &state, const float *x, float *y) {
     const Loops &loops = *variant().loops;
-    const float *x = data_of<float>(call->inputs[0]), *scale = data_of<float>(call->inputs[1]);
-    const float *bias = optional(call, state.n_inputs, 2);
-    float *y = data_of<float>(call->outputs[0]);
+    const float *scale = data_of<float>(call->inputs[1]), *bias = state.n_inputs > 2 ? data_of<float>(call->inputs[2]) : nullptr;
     in_parallel(call, state.rows, state.n, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         const Moments moments = loops.moments(x + row * state.n, state.n, state.epsilon);
-        loops.normalise(x + row * state.n, y + row * state.n, state.n, moments, scale, bias);
+        loops.normalize(x + row * state.n, y + row * state.n, state.n, moments, scale, bias);
         put(call, state, 1, row, moments.mean);
         put(call, state, 2, row, moments.inverse);
       }
     });
-    return static_cast<int32_t>(XRT_OK);
   });
 }
 
 int32_t rms_run(void *opaque, const xrt_call *call, xrt_text why) {
-  return guarded(why, [&] {
-    const Trailing &state = *static_cast<const Trailing *>(opaque);
+  return run_with(opaque, call, why, [&](const State &state, const float *x, float *y) {
     const Loops &loops = *variant().loops;
-    const float *x = data_of<float>(call->inputs[0]), *scale = data_of<float>(call->inputs[1]);
-    float *y = data_of<float>(call->outputs[0]);
+    const float *scale = data_of<float>(call->inputs[1]);
     in_parallel(call, state.rows, state.n, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         const float inverse = loops.inverse_root_mean_square(x + row * state.n, state.n, state.epsilon);
-        loops.normalise(x + row * state.n, y + row * state.n, state.n, {0.0F, inverse}, scale, nullptr);
+        loops.normalize(x + row * state.n, y + row * state.n, state.n, {0.0F, inverse}, scale, nullptr);
       }
     });
-    return static_cast<int32_t>(XRT_OK);
   });
 }
 
-// ---------------------------------------------------------------- over a channel or a group of them
+// ---------------------------------------------------------------- over a channel or a group of channels
 
 int32_t channels_why_not(const xrt_node *node, xrt_text why) {
   if (const int32_t status = all_float32(*node, why)) return status;
@@ -153,19 +137,19 @@ int32_t channels_why_not(const xrt_node *node, xrt_text why) {
   return statistics_in_float32(*node, why);
 }
 
-// Whether all inputs after the first have one element for each channel: with symbolic extents only a call tells.
+// Whether all inputs except the first have one element per channel. Called by `prepare`, because extents may be symbolic before.
 bool have_channels(const xrt_node &node, int64_t channels) {
   for (int32_t i = 1; i < node.n_inputs; ++i)
     if (is_given(node.inputs[i]) && shape_of(node.inputs[i]) != Shape{channels}) return false;
   return true;
 }
 
-const char *const kChannels = "scale, bias and statistics must have one element for each channel";
+const char *const kChannelsReason = "scale, bias and statistics must have one element for each channel";
 
 int32_t instance_prepare(const xrt_node *node, xrt_plan *plan, xrt_text why) {
-  return prepared(node, plan, why, [&](const Shape &shape, State &state) {
+  return prepare_with(node, plan, why, [&](const Shape &shape, State &state) {
     if (shape.size() < 2) return refuse(why, "the tensor has no channels");
-    if (!have_channels(*node, shape[1])) return refuse(why, kChannels);
+    if (!have_channels(*node, shape[1])) return refuse(why, kChannelsReason);
     state.channels = shape[1];
     state.rows = shape[0] * shape[1];
     state.n = state.plane = product(shape, 2);
@@ -174,10 +158,10 @@ int32_t instance_prepare(const xrt_node *node, xrt_plan *plan, xrt_text why) {
 }
 
 int32_t group_prepare(const xrt_node *node, xrt_plan *plan, xrt_text why) {
-  return prepared(node, plan, why, [&](const Shape &shape, State &state) {
+  return prepare_with(node, plan, why, [&](const Shape &shape, State &state) {
     const int64_t groups = int_of(*node, "num_groups", 0);
     if (shape.size() < 2 || groups < 1 || shape[1] % groups) return refuse(why, "num_groups does not divide the channels");
-    if (!have_channels(*node, shape[1])) return refuse(why, kChannels);
+    if (!have_channels(*node, shape[1])) return refuse(why, kChannelsReason);
     state.channels = shape[1];
     state.rows = shape[0] * groups;
     state.plane = product(shape, 2);
@@ -187,7 +171,7 @@ int32_t group_prepare(const xrt_node *node, xrt_plan *plan, xrt_text why) {
 }
 
 int32_t channels_run(void *opaque, const xrt_call *call, xrt_text why) {
-  return ran(opaque, call, why, [&](const State &state, const float *x, float *y) {
+  return run_with(opaque, call, why, [&](const State &state, const float *x, float *y) {
     const Loops &loops = *variant().loops;
     const float *scale = data_of<float>(call->inputs[1]), *bias = data_of<float>(call->inputs[2]);
     const int64_t planes = state.plane ? state.n / state.plane : 0;
@@ -196,25 +180,26 @@ int32_t channels_run(void *opaque, const xrt_call *call, xrt_text why) {
         const Moments moments = loops.moments(x + row * state.n, state.n, state.epsilon);
         for (int64_t k = 0; k < planes; ++k) {
           const int64_t channel = (row * planes + k) % state.channels, at = row * state.n + k * state.plane;
-          loops.normalise_evenly(x + at, y + at, state.plane, moments, scale[channel], bias[channel]);
+          loops.normalize_evenly(x + at, y + at, state.plane, moments, scale[channel], bias[channel]);
         }
       }
     });
   });
 }
 
-// ---------------------------------------------------------------- by given statistics
+// ---------------------------------------------------------------- with constant statistics
 
 int32_t batch_why_not(const xrt_node *node, xrt_text why) {
   if (const int32_t status = all_float32(*node, why)) return status;
-  if (int_of(*node, "training_mode", 0) || node->n_outputs > 1) return refuse(why, "it serves inference, not training");
+  if (int_of(*node, "training_mode", 0) || node->n_outputs > 1)
+    return refuse(why, "the kernel supports inference only, not training_mode=1");
   return node->n_inputs < 5 ? refuse(why, "the node lacks inputs") : static_cast<int32_t>(XRT_OK);
 }
 
 int32_t batch_prepare(const xrt_node *node, xrt_plan *plan, xrt_text why) {
-  return prepared(node, plan, why, [&](const Shape &shape, State &state) {
+  return prepare_with(node, plan, why, [&](const Shape &shape, State &state) {
     if (shape.size() < 2) return refuse(why, "the tensor has no channels");
-    if (!have_channels(*node, shape[1])) return refuse(why, kChannels);
+    if (!have_channels(*node, shape[1])) return refuse(why, kChannelsReason);
     state.channels = shape[1];
     state.rows = shape[0] * shape[1];
     state.n = product(shape, 2);
@@ -223,7 +208,7 @@ int32_t batch_prepare(const xrt_node *node, xrt_plan *plan, xrt_text why) {
 }
 
 int32_t batch_run(void *opaque, const xrt_call *call, xrt_text why) {
-  return ran(opaque, call, why, [&](const State &state, const float *x, float *y) {
+  return run_with(opaque, call, why, [&](const State &state, const float *x, float *y) {
     const float *scale = data_of<float>(call->inputs[1]), *bias = data_of<float>(call->inputs[2]);
     const float *mean = data_of<float>(call->inputs[3]), *variance = data_of<float>(call->inputs[4]);
     in_parallel(call, state.rows, state.n, [&](int64_t begin, int64_t end) {
@@ -240,9 +225,9 @@ int32_t batch_run(void *opaque, const xrt_call *call, xrt_text why) {
 }  // namespace
 
 const xrt_kernel kLayerNormalization = {"layer_normalization_f32", "", "LayerNormalization", 17, 0, 1, XRT_CPU, 0, 1,
-                                        trailing_why_not, trailing_prepare, layer_run, destroy_trailing};
+                                        trailing_why_not, trailing_prepare, layer_run, destroy};
 const xrt_kernel kRmsNormalization = {"rms_normalization_f32", "", "RMSNormalization", 23, 0, 1, XRT_CPU, 0, 1,
-                                      trailing_why_not, trailing_prepare, rms_run, destroy_trailing};
+                                      trailing_why_not, trailing_prepare, rms_run, destroy};
 const xrt_kernel kInstanceNormalization = {"instance_normalization_f32", "", "InstanceNormalization", 6, 0, 1, XRT_CPU, 0, 1,
                                            channels_why_not, instance_prepare, channels_run, destroy};
 const xrt_kernel kGroupNormalization = {"group_normalization_f32", "", "GroupNormalization", 21, 0, 1, XRT_CPU, 0, 1,

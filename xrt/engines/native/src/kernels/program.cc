@@ -6,6 +6,7 @@
 namespace xrt {
 namespace {
 
+// The properties of a storage type.
 struct Kind {
   Storage storage;
   int64_t onnx;  // TensorProto.DataType
@@ -25,7 +26,7 @@ const Kind &kind_of(Storage storage) {
   return *std::find_if(std::begin(kKinds), std::end(kKinds), [=](const Kind &kind) { return kind.storage == storage; });
 }
 
-// The storage in which a lane's values lie in slots.
+// The storage type of a lane's values in slots, which needs no conversion.
 Storage own_storage(Lane lane) {
   switch (lane) {
     case Lane::f64: return Storage::f64;
@@ -37,10 +38,10 @@ Storage own_storage(Lane lane) {
 
 bool is_narrow_float(Storage storage) { return storage == Storage::f16 || storage == Storage::bf16; }
 
-// ---------------------------------------------------------------- products that are summands
+// ---------------------------------------------------------------- sums with a product
 
-// Makes one step of `a + x * s`, `a - x * s` and `x * s - a`, where x lies in memory as it is computed with, and s is a
-// scalar: a product of its own would have to wait in a slot, or make the other summand wait. Each of both operators rounds.
+// Merges the two steps of `a + x * s`, `a - x * s` and `x * s - a` into one, if x is in memory and needs no conversion, and s is
+// a scalar. As separate steps they would need a slot for the product or for `a`. Both operations still round.
 class ProductMerger {
  public:
   explicit ProductMerger(const Chain &chain) : chain_(chain), uses_(chain.values.size()), product_(chain.steps.size(), -1) {
@@ -72,7 +73,7 @@ class ProductMerger {
   const ChainStep &step_of(int v) const { return chain_.steps[static_cast<size_t>(v - chain_.n_inputs())]; }
   bool is_merged(int v) const { return std::find(product_.begin(), product_.end(), v) != product_.end(); }
 
-  // Whether a value lies in memory anyway, as it is computed with.
+  // Whether a value is in memory and needs no conversion.
   bool is_lane(int v) const {
     const bool is_kept = v < chain_.n_inputs() ? !value(v).is_scalar : uses_[static_cast<size_t>(v)] > 1;
     return is_kept && value(v).storage == own_storage(value(v).lane());
@@ -106,13 +107,13 @@ class ProductMerger {
   }
 
   const Chain &chain_;
-  std::vector<int> uses_;     // of each value, by steps and as outputs
-  std::vector<int> product_;  // of each step, the product that it adds or subtracts; -1 for none
+  std::vector<int> uses_;     // for each value the number of steps and outputs that use it
+  std::vector<int> product_;  // for each step the product to merge into it; -1 for none
 };
 
 // ---------------------------------------------------------------- the program
 
-// Lays a chain out as steps over one accumulator, and finds slots for what it cannot hold.
+// Converts a chain to steps that use one accumulator, and assigns slots to values that must be kept in memory.
 class Compiler {
  public:
   Compiler(const Chain &chain, const Machine &machine, Stores stores)
@@ -129,7 +130,6 @@ class Compiler {
     find_last_reads();
     for (int t = 0; t < count(); ++t) emit_step(t);
     finish();
-    machine_.join(code_.data(), static_cast<int>(code_.size()));
     return {code_, n_slots_, tile_ == Tile::full ? machine_.full_tile : machine_.full_tile / 2, conflicts()};
   }
 
@@ -153,7 +153,7 @@ class Compiler {
         uses_[static_cast<size_t>(step(t).arguments[place])].push_back({t, static_cast<int>(place)});
   }
 
-  // The last step that reads each input where it lies; -1 where none does once the steps begin.
+  // Finds the last step that reads each input from its own memory; -1 if no step does.
   void find_last_reads() {
     last_read_.assign(static_cast<size_t>(n_inputs_), -1);
     for (int i = 0; i < n_inputs_; ++i)
@@ -162,13 +162,13 @@ class Compiler {
 
   bool is_result(int v) const { return std::find(chain_.results.begin(), chain_.results.end(), v) != chain_.results.end(); }
 
-  // Whether a value is an output that is not stored as soon as it is known.
+  // Whether a value is an output that is stored only at the end of the tile.
   bool waits(int v) const {
     if (stores_ == Stores::at_once || !is_result(v)) return false;
     return v == chain_.results[0] || v - n_inputs_ < *std::max_element(last_read_.begin(), last_read_.end());
   }
 
-  // Pairs of an output and an input that is read where it lies after the output has been stored.
+  // Returns the (output, input) pairs where the input is read after the output has been stored.
   std::vector<std::pair<int, int>> conflicts() const {
     std::vector<std::pair<int, int>> found;
     if (stores_ == Stores::after_reads) return found;
@@ -178,7 +178,7 @@ class Compiler {
     return found;
   }
 
-  // Which argument a step finds in the accumulator: what the step before gave, where it can, else its first.
+  // The argument that a step reads from the accumulator: the result of the previous step if possible, else the first argument.
   int primary(int t) const {
     const std::vector<int> &arguments = step(t).arguments;
     const bool second = t > 0 && arguments.size() == 2 && arguments[1] == result_of(t - 1) && arguments[0] != arguments[1];
@@ -187,27 +187,27 @@ class Compiler {
   int primary_value(int t) const { return step(t).arguments[static_cast<size_t>(primary(t))]; }
   bool is_held(int t) const { return t > 0 && primary_value(t) == result_of(t - 1); }
 
-  // Whether a value must lie in a slot, as the accumulator does not hold it.
+  // Whether a value must be stored in a slot, because a step reads it when it is no longer in the accumulator.
   bool needs_slot(int v) const {
     if (v < n_inputs_) {
       if (value(v).is_scalar || is_own(v)) return false;
       return uses(v).size() != 1 || uses(v)[0].place != primary(uses(v)[0].step);
     }
     if (waits(v)) return v != chain_.results[0] || v != result_of(count() - 1);
-    if (is_result(v) && is_own(v)) return false;  // it can be read where it has been stored
+    if (is_result(v) && is_own(v)) return false;  // it can be read from the output
     return std::any_of(uses(v).begin(), uses(v).end(),
                        [&](const Use &use) { return result_of(use.step - 1) != v || use.place != primary(use.step); });
   }
 
   void emit(Code code, const std::string &what, int a = 0, int b = 0, double p = 0, double q = 0) {
-    if (!code) throw std::invalid_argument("the elementwise machine cannot do " + what);
+    if (!code) throw std::invalid_argument("the elementwise machine does not support " + what);
     code_.push_back({code, a, b, p, q});
   }
 
   int output_lane(size_t k) const { return n_inputs_ + static_cast<int>(k); }
   int first_slot() const { return output_lane(chain_.results.size()); }
 
-  // Puts the accumulator into a slot.
+  // Stores the accumulator in a slot.
   void keep(int v) {
     int &lane = lane_[static_cast<size_t>(v)];
     if (free_.empty()) {
@@ -269,7 +269,7 @@ class Compiler {
     return value(arguments[2]).is_scalar ? Form::lane_mirrored : Form::lane;
   }
 
-  // Gives back the slots of values that the step was the last to read.
+  // Releases the slots of values that no later step reads.
   void release(int t) {
     for (int v : step(t).arguments) {
       if (lane(v) < first_slot() || uses(v).back().step != t || waits(v)) continue;
@@ -278,7 +278,7 @@ class Compiler {
     }
   }
 
-  // Stores the accumulator wherever it is an output; whoever reads it later may find it there.
+  // Stores the accumulator as an output, from which later steps can read it again.
   void emit_outputs(int v) {
     for (size_t k = 0; k < chain_.results.size(); ++k) {
       if (chain_.results[k] != v) continue;
@@ -287,7 +287,8 @@ class Compiler {
     }
   }
 
-  // What has waited comes last, since the inputs have been read by then; what the accumulator holds comes before it is lost.
+  // Stores the outputs that had to wait until all inputs were read. The one in the accumulator is first, before a load replaces
+  // it.
   void finish() {
     const int first = chain_.results[0], last = result_of(count() - 1);
     if (waits(first) && first == last) emit_outputs(first);
@@ -305,10 +306,10 @@ class Compiler {
   const int n_inputs_;
   Tile tile_;
   std::vector<std::vector<Use>> uses_;
-  std::vector<int> lane_;  // where each value lies that is neither a scalar nor read where the input is; -1 for nowhere
-  std::vector<int> free_;  // slots, by their lanes
+  std::vector<int> lane_;  // the lane of each value that is in a slot or an output; -1 for other values
+  std::vector<int> free_;  // lanes of free slots
   int n_slots_ = 0;
-  std::vector<int> last_read_;  // of each input
+  std::vector<int> last_read_;  // for each input the last step that reads it
   std::vector<Step> code_;
 };
 

@@ -1,6 +1,5 @@
-// Chains of elementwise operators: from what a node says to a program of the machine.
-#ifndef XRT_KERNELS_PROGRAM_H
-#define XRT_KERNELS_PROGRAM_H
+// Compiles a chain of elementwise operators to a program of the elementwise machine.
+#pragma once
 
 #include <string>
 #include <utility>
@@ -11,14 +10,14 @@
 
 namespace xrt {
 
-// A value of a chain: an input, or what an operator gives.
+// A value of a chain: an input or the result of a step.
 struct ChainValue {
   Storage storage;
-  bool is_scalar = false;  // of inputs: one element for all
+  bool is_scalar = false;  // whether it is an input with a single element
   Lane lane() const;
 };
 
-// One operator; its arguments are numbers of values: first the inputs, then the operators in order.
+// One operator. Its arguments are indices of values: first come the inputs of the chain, then the results of its steps.
 struct ChainStep {
   std::string name;
   std::vector<int> arguments;
@@ -28,36 +27,32 @@ struct ChainStep {
 struct Chain {
   std::vector<ChainValue> values;
   std::vector<ChainStep> steps;
-  std::vector<int> results;  // numbers of the values that are outputs
+  std::vector<int> results;  // indices of the values that are outputs
   int n_inputs() const { return static_cast<int>(values.size() - steps.size()); }
 };
 
-// When a program stores its outputs: in a slot first and to where they go at the end of a tile, so that each may have the
-// memory of any input; or as soon as they are known.
+// When a program stores its outputs. `at_once`: when they are computed. `after_reads`: at the end of the tile, and in slots until
+// then, so that an output may share the memory of any input.
 enum class Stores : uint8_t { after_reads, at_once };
 
-// Lanes are numbered: inputs, outputs, slots. Scalars have the numbers of their inputs.
+// The indices of lanes are those of inputs, then of outputs, then of slots. A scalar has the index of its input.
 struct Program {
   std::vector<Step> code;
   int slots = 0;
   int tile = 0;  // elements
-  std::vector<std::pair<int, int>> conflicts;  // outputs and inputs that must not share memory
+  std::vector<std::pair<int, int>> conflicts;  // (output, input) pairs that must not share memory
 };
 
-// Whether elements of that type can be read and written.
+// Find the storage of an element type. They return false if the machine does not support it.
 bool storage_of(xrt_dtype dtype, Storage *storage);
+bool storage_of_onnx(int64_t number, Storage *storage);  // number: TensorProto.DataType
+xrt_dtype dtype_of(Storage storage);
 size_t bytes_of(Storage storage);
 
-// The dtype of an ONNX number (TensorProto.DataType), as far as chains know it.
-bool storage_of_onnx(int64_t number, Storage *storage);
-xrt_dtype dtype_of(Storage storage);
-
-// How many arguments the operator takes.
+// Returns the number of arguments of an operator.
 int arity_of(const std::string &name);
 
-// Throws std::invalid_argument where the machine has no code for a step.
+// Throws std::invalid_argument if the machine does not support a step.
 Program compile(const Chain &chain, const Machine &machine, Stores stores);
 
 }  // namespace xrt
-
-#endif

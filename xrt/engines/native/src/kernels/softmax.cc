@@ -1,4 +1,4 @@
-// Softmax and LogSoftmax. Up to version 12 all axes from `axis` on are one; since 13 it is that axis alone.
+// Softmax and LogSoftmax. Up to version 12 they are computed over all axes from `axis` on, since version 13 over `axis` alone.
 #include <memory>
 
 #include "node.h"
@@ -13,20 +13,20 @@ struct State {
   bool log;
 };
 
-int32_t why_not(const xrt_node *node, xrt_text why) { return takes(*node, {kFloat32}, why); }
+int32_t why_not(const xrt_node *node, xrt_text why) { return check_first_input(*node, {kFloat32}, why); }
 
 template <bool flattened, bool log>
 int32_t prepare(const xrt_node *node, xrt_plan *plan, xrt_text why) {
-  return guarded(why, [&] {
+  return catch_errors(why, [&] {
     const Shape shape = shape_of(node->inputs[0]);
     const auto rank = static_cast<int64_t>(shape.size());
-    const int64_t asked = int_of(*node, "axis", flattened ? 1 : -1);
-    const int64_t axis = flattened && asked == rank ? rank : axis_of(asked, rank == 0 ? 1 : rank);
-    if (axis < 0) return refuse(why, "axis " + std::to_string(asked) + " is none of the tensor's");
+    const int64_t axis_attribute = int_of(*node, "axis", flattened ? 1 : -1);
+    const int64_t axis = flattened && axis_attribute == rank ? rank : axis_of(axis_attribute, rank == 0 ? 1 : rank);
+    if (axis < 0) return refuse(why, "axis " + std::to_string(axis_attribute) + " is out of range");
     const auto at = static_cast<size_t>(axis);
     const size_t end = flattened ? shape.size() : at + 1;
     plan->state = new State{product(shape, 0, at), product(shape, at, end), product(shape, end), log};
-    announce(plan->outputs[0], kFloat32, shape);
+    set_output(plan->outputs[0], kFloat32, shape);
     return static_cast<int32_t>(XRT_OK);
   });
 }
@@ -40,7 +40,7 @@ void run_rows(const State &state, const xrt_call *call) {
   });
 }
 
-// The axis is not the last: blocks of neighbouring columns, a whole number of registers wide.
+// The axis is not the last: processes blocks of adjacent columns, whose width is a multiple of the register size.
 void run_columns(const State &state, const xrt_call *call) {
   constexpr int64_t width = 64;
   const float *x = data_of<float>(call->inputs[0]);
@@ -57,7 +57,7 @@ void run_columns(const State &state, const xrt_call *call) {
 }
 
 int32_t run(void *opaque, const xrt_call *call, xrt_text why) {
-  return guarded(why, [&] {
+  return catch_errors(why, [&] {
     const State &state = *static_cast<const State *>(opaque);
     if (state.n == 0) return static_cast<int32_t>(XRT_OK);
     state.inner == 1 ? run_rows(state, call) : run_columns(state, call);

@@ -1,6 +1,5 @@
-// The kernels that XRT ships: every file of this folder defines some, table.cc lists them all.
-#ifndef XRT_KERNELS_TABLE_H
-#define XRT_KERNELS_TABLE_H
+// The kernels that XRT ships. The files of this folder define them, and table.cc lists them.
+#pragma once
 
 #include "xrt/kernel.h"
 
@@ -20,5 +19,3 @@ extern const xrt_kernel kMaxPool, kAveragePool, kGlobalAveragePool, kGlobalMaxPo
 extern const xrt_kernel kDepthwiseConv;
 
 }  // namespace xrt
-
-#endif

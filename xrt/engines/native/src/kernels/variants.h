@@ -1,6 +1,5 @@
-// The variants of the loops, one per instruction set, and the choice between them.
-#ifndef XRT_KERNELS_VARIANTS_H
-#define XRT_KERNELS_VARIANTS_H
+// Selects the code for the processor: the loops and the elementwise machine are compiled once per instruction set.
+#pragma once
 
 #include "loops.h"
 #include "machine.h"
@@ -13,9 +12,7 @@ struct Variant {
   const Loops *loops;
 };
 
-// The best one that this processor runs; XRT_NATIVE_ISA in the environment names a lesser one. Chosen once.
+// The best variant that the processor supports, or the one that the environment variable XRT_NATIVE_ISA names. Chosen once.
 const Variant &variant();
 
 }  // namespace xrt
-
-#endif

@@ -11,10 +11,10 @@ namespace {
 
 constexpr int64_t kSlack = 128;  // floats that a loop may read beyond the last output of the last row
 
-int64_t entry(const std::vector<int64_t> &list, size_t i, int64_t otherwise) { return i < list.size() ? list[i] : otherwise; }
+int64_t entry(const std::vector<int64_t> &list, size_t i, int64_t fallback) { return i < list.size() ? list[i] : fallback; }
 
-// Sets padding and positions of an axis, as the operators' definition says.
-void place(WindowAxis &axis, const std::string &auto_pad, bool round_up) {
+// Computes the padding and the number of positions of an axis, as ONNX defines them.
+void set_padding(WindowAxis &axis, const std::string &auto_pad, bool round_up) {
   const int64_t span = (axis.kernel - 1) * axis.dilation + 1;
   if (auto_pad == "SAME_UPPER" || auto_pad == "SAME_LOWER") {
     axis.positions = (axis.extent + axis.stride - 1) / axis.stride;
@@ -27,7 +27,7 @@ void place(WindowAxis &axis, const std::string &auto_pad, bool round_up) {
   axis.declared_end = axis.end;
   const int64_t space = axis.extent + axis.begin + axis.end - span;
   axis.positions = (space < 0 ? space - axis.stride + 1 : space) / axis.stride + 1;  // rounded down
-  // One more, unless the last window would start in the padding at the end.
+  // ceil_mode adds a position, unless its window would start in the padding at the end.
   const bool more = round_up && auto_pad != "VALID" && space % axis.stride;
   if (more && axis.positions * axis.stride < axis.extent + axis.begin) ++axis.positions;
   if (axis.positions < 1) throw std::invalid_argument("the window does not fit into the padded tensor");
@@ -46,16 +46,21 @@ Window::Window(const xrt_node &node, const Shape &kernel, const Shape &spatial) 
                     entry(pads, i + rank, 0), 0, 0};
     if (axis.kernel < 1 || axis.stride < 1 || axis.dilation < 1 || axis.begin < 0 || axis.end < 0)
       throw std::invalid_argument("kernel_shape, strides and dilations must be positive, pads not negative");
-    place(axis, string_of(node, "auto_pad", "NOTSET"), int_of(node, "ceil_mode", 0) != 0);
+    set_padding(axis, string_of(node, "auto_pad", "NOTSET"), int_of(node, "ceil_mode", 0) != 0);
     axes_.push_back(axis);
     plane_ *= axis.extent;
     outputs_ *= axis.positions;
   }
   phase_ = (axes_.back().padded() + axes_.back().stride - 1) / axes_.back().stride;
   pitch_ = phase_ * axes_.back().stride;
-  room_ = pitch_;
-  for (size_t i = 0; i + 1 < rank; ++i) room_ *= axes_[i].padded();
-  room_ += kSlack;
+  int64_t rows = 1;  // of the padded plane
+  for (size_t i = rank - 1; i-- > 0;) {
+    input_rows_.insert(input_rows_.begin(), {axes_[i].extent, rows});
+    output_rows_.insert(output_rows_.begin(), {axes_[i].positions, axes_[i].stride * rows});
+    first_row_ += axes_[i].begin * rows;
+    rows *= axes_[i].padded();
+  }
+  layout_size_ = rows * pitch_ + kSlack;
   find_offsets();
 }
 
@@ -65,7 +70,7 @@ Shape Window::positions() const {
   return positions;
 }
 
-// Places of a window are counted over padded rows first, and then within the row by phase.
+// The offset of a tap is the index of its padded row times the pitch, plus the offset in the row by phase.
 void Window::find_offsets() {
   offsets_.assign(1, 0);
   for (const WindowAxis &axis : axes_) {
@@ -81,30 +86,15 @@ void Window::find_offsets() {
   }
 }
 
-int64_t Window::start_of(int64_t row) const {
-  int64_t place = 0, scale = 1;
-  for (size_t i = axes_.size() - 1; i-- > 0;) {
-    place += row % axes_[i].positions * axes_[i].stride * scale;
-    row /= axes_[i].positions;
-    scale *= axes_[i].padded();
-  }
-  return place * pitch_;
-}
+int64_t Window::start_of(int64_t row) const { return offset_of(output_rows_, row) * pitch_; }
 
-int64_t Window::padded_row_of(int64_t row) const {
-  int64_t place = 0, scale = 1;
-  for (size_t i = axes_.size() - 1; i-- > 0;) {
-    place += (row % axes_[i].extent + axes_[i].begin) * scale;
-    row /= axes_[i].extent;
-    scale *= axes_[i].padded();
-  }
-  return place;
-}
-
-void Window::lay_out(const float *plane, float *room) const {
+void Window::lay_out(const float *plane, float *layout) const {
   const WindowAxis &last = axes_.back();
   const int64_t rows = last.extent ? plane_ / last.extent : 0;
-  for (int64_t row = 0; row < rows; ++row) lay_out_row(plane + row * last.extent, room + padded_row_of(row) * pitch_);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t padded_row = first_row_ + offset_of(input_rows_, row);
+    lay_out_row(plane + row * last.extent, layout + padded_row * pitch_);
+  }
 }
 
 void Window::lay_out_row(const float *from, float *to) const {
@@ -115,15 +105,15 @@ void Window::lay_out_row(const float *from, float *to) const {
   }
   int64_t done = 0;
   if (last.stride == 2) {
-    // With an odd padding in front, elements of even places belong to the odd phase.
+    // If the padding at the begin is odd, elements at even indices belong to the odd phase.
     const int64_t pairs = last.extent / 2, odd = last.begin % 2;
     float *const first = to + odd * phase_ + last.begin / 2, *const second = to + (1 - odd) * phase_ + (last.begin + 1) / 2;
     variant().loops->split(from, first, second, pairs);
     done = 2 * pairs;
   }
-  for (int64_t at = done; at < last.extent; ++at) {
-    const int64_t place = last.begin + at;
-    to[place % last.stride * phase_ + place / last.stride] = from[at];
+  for (int64_t i = done; i < last.extent; ++i) {
+    const int64_t padded = last.begin + i;
+    to[padded % last.stride * phase_ + padded / last.stride] = from[i];
   }
 }
 

@@ -1,12 +1,11 @@
-// Mathematical functions of vectors of float32, each good to a few units in the last place over its whole range, with
-// the values that IEEE 754 and C's library give for infinities, NaN, zeroes of either sign and denormals.
+// Mathematical functions of vectors of float32. The error is a few units in the last place. The results for infinities, NaN,
+// signed zeroes and denormals are those of IEEE 754 and the C library.
 //
-// The methods are textbook: range reduction in two parts after Cody and Waite ("Software Manual for the Elementary
-// Functions", 1980), polynomials through the Chebyshev points of the reduced range (computed with 40 digits, rounded to
-// float32), scaling by powers of two in two steps so that denormals are rounded once. `log1p` mends the rounding of 1 + u
-// after Kahan (HP-15C Advanced Functions Handbook, 1982).
-#ifndef XRT_KERNELS_LOOPS_FUNCTIONS_H
-#define XRT_KERNELS_LOOPS_FUNCTIONS_H
+// Methods: range reduction in two parts (Cody and Waite, "Software Manual for the Elementary Functions", 1980), polynomials
+// through the Chebyshev points of the reduced range (computed with 40 digits, rounded to float32), and scaling by powers of two
+// in two steps, so that denormals are rounded once. `log1p` corrects the rounding of 1 + u (Kahan, HP-15C Advanced Functions
+// Handbook, 1982).
+#pragma once
 
 #include <limits>
 
@@ -18,10 +17,10 @@ namespace XRT_ISA {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// ---------------------------------------------------------------- parts of numbers
+// ---------------------------------------------------------------- sign and rounding
 
 template <class T>
-struct Parts;  // sign bit, and the number from which on all others are integers
+struct Parts;  // `sign`: the sign bit. `whole`: from this number on, all numbers are integers.
 
 template <>
 struct Parts<float> {
@@ -46,7 +45,7 @@ inline Vec<T> with_sign_of(Vec<T> magnitude, Vec<T> x) {
   return bits<Vec<T>>((bits<Vec<B>>(magnitude) & ~Parts<T>::sign) | (bits<Vec<B>>(x) & Parts<T>::sign));
 }
 
-// To the nearest integer, halves to the even one. Adding 2^23 leaves no room for a fraction: the hardware rounds.
+// Rounds to the nearest integer, ties to even. A float32 of 2^23 or more has no fraction bits, so adding 2^23 rounds.
 template <class T>
 inline Vec<T> nearest(Vec<T> x) {
   const Vec<T> size = absolute<T>(x), whole = splat<T>(Parts<T>::whole);
@@ -91,7 +90,8 @@ inline VecD root(VecD x) {
 #endif
 }
 
-// a > b ? a : b and a < b ? a : b: where either is NaN, b. That is one instruction, which compilers do not always see.
+// a > b ? a : b and a < b ? a : b, so the result is b if one of them is NaN. They are single instructions, which compilers do not
+// always select.
 template <class T>
 inline Vec<T> upper(Vec<T> a, Vec<T> b) {
   return select(a > b, a, b);
@@ -120,7 +120,7 @@ inline VecF under<float>(VecF a, VecF b) {
 }
 #endif
 
-// The greater and the lesser; NaN where either is NaN. Whether b is NaN is asked once where it is the same for all.
+// The maximum and the minimum; NaN if an operand is NaN. The compiler can hoist the test of b out of a loop if b is constant.
 template <class T>
 inline Vec<T> greater(Vec<T> a, Vec<T> b) {
   return select(b != b, b, upper<T>(b, a));
@@ -141,7 +141,7 @@ inline V polynomial(V x, const T (&c)[N]) {
 
 // ---------------------------------------------------------------- exponentials
 
-// Bits are computed with as unsigned numbers, which wrap: of a NaN they may be anything.
+// The exponent bits are computed as unsigned numbers, because those of a NaN may overflow.
 
 // 2^n; n from -126 to 127, modulo 2^32.
 inline VecF power_of_two(VecU n) { return bits<VecF>((n + 127U) << 23); }
@@ -152,7 +152,7 @@ struct Reduced {
   VecF tail;   // exp(r) - 1, where x = n ln 2 + r
 };
 
-// x between -104 and 89.
+// For x from -104 to 89.
 inline Reduced reduce_exp(VecF x) {
   constexpr float c[] = {0.5F, 0.166666672F, 0.0416664667F, 0.00833331048F, 0.00139336498F, 0.000198909911F};
   const VecF shift = splat(12582912.0F);  // 1.5 * 2^23: the sum's last bits are the integer
@@ -163,10 +163,10 @@ inline Reduced reduce_exp(VecF x) {
   return {n, bits<VecU>(shifted) - bits<VecU>(shift), r + r * r * polynomial(r, c)};
 }
 
-// Between the bounds; NaN stays NaN.
+// Clamps x to the bounds; NaN stays NaN.
 inline VecF clamped(VecF x, float low, float high) { return under<float>(splat(high), upper<float>(splat(low), x)); }
 
-// x 2^n, rounded once.
+// Computes x 2^n, rounded once.
 inline VecF scaled(VecF x, const Reduced &part) {
 #if defined(__AVX512F__)
   return bits<VecF>(_mm512_maskz_scalef_ps(0xFFFF, bits<__m512>(x), bits<__m512>(part.n)));
@@ -176,16 +176,16 @@ inline VecF scaled(VecF x, const Reduced &part) {
 #endif
 }
 
-// A NaN comes through by way of the tail, here and below.
+// If x is NaN the tail is NaN, and so is the result, here and below.
 inline VecF exp(VecF x) {
   const Reduced part = reduce_exp(clamped(x, -104.0F, 89.0F));
   return scaled(1.0F + part.tail, part);
 }
 
-// exp(x) - 1, exact to the last places near zero too.
+// exp(x) - 1, also accurate near zero.
 inline VecF expm1(VecF x) {
   const Reduced part = reduce_exp(clamped(x, -50.0F, 89.0F));
-  const VecF scale = power_of_two(part.whole - 1U);  // half of it: 2^128 has no number
+  const VecF scale = power_of_two(part.whole - 1U);  // 2^(n - 1), because 2^128 is not a float32
   const VecF result = 2.0F * (scale * part.tail + (scale - 0.5F));
   return select(absolute<float>(x) < 1e-9F, x, result);
 }
@@ -200,7 +200,7 @@ inline VecF tanh(VecF x) {
   return with_sign_of<float>(select(size < 0.625F, near, far), x);
 }
 
-// Near zero a polynomial of x; further out one minus exp(-x^2) times one of 1 / (|x| + 2).
+// For |x| < 1 a polynomial of x; otherwise 1 - exp(-x^2) p(1 / (|x| + 2)) with a polynomial p.
 inline VecF erf(VecF x) {
   constexpr float a[] = {1.12837911F,      -0.37612626F,    0.112835944F,   -0.0268542115F,
                          0.00518908724F,   -0.00080168643F, 7.87587487e-05F};
@@ -217,7 +217,7 @@ inline VecF erf(VecF x) {
 inline VecF log(VecF x) {
   constexpr float c[] = {0.333333343F,  -0.249999896F, 0.200000107F, -0.166680008F, 0.142865241F,
                          -0.124507435F, 0.110377833F,  -0.10646192F, 0.105308644F,  -0.0620150007F};
-  constexpr uint32_t root_half = 0x3F3504F3;  // the bits of the root of 1/2
+  constexpr uint32_t root_half = 0x3F3504F3;  // the bits of sqrt(1/2)
   const auto tiny = x < std::numeric_limits<float>::min();
   const VecU raw = bits<VecU>(select(tiny, x * Parts<float>::whole, x));
   const VecI exponent = bits<VecI>(raw - root_half) >> 23;
@@ -245,9 +245,9 @@ inline VecF softplus(VecF x) {
   return select(x != x, x, result);
 }
 
-// ---------------------------------------------------------------- powers: in float64, so that the product is exact enough
+// ---------------------------------------------------------------- powers, in float64 for the precision of y log2(x)
 
-// log2 of numbers that are normal and positive, by the series of the inverse hyperbolic tangent.
+// log2 of normal positive numbers, by the series of the inverse hyperbolic tangent.
 inline VecD log2(VecD x) {
   constexpr double c[] = {1.0, 1.0 / 3, 1.0 / 5, 1.0 / 7, 1.0 / 9, 1.0 / 11, 1.0 / 13, 1.0 / 15, 1.0 / 17};
   constexpr uint64_t root_half = 0x3FE6A09E667F3BCD;
@@ -278,7 +278,7 @@ inline VecD exp2(VecD x) {
   return polynomial(x - (shifted - shift), c) * bits<VecD>((n + 1023U) << 52);
 }
 
-// |x|^y where x is finite and not zero, y finite.
+// |x|^y for finite x and y, x not zero.
 inline VecD power_of_size(VecD size, VecD y) {
   VecD product = y * log2(size);
   product = select(product > 1000.0, splat(1000.0), product);
@@ -307,25 +307,25 @@ inline VecF pow(VecF x, VecF y) {
   return select((y == 0.0F) | (x == 1.0F), splat(1.0F), result);
 }
 
-// ---------------------------------------------------------------- narrow floats, as bits in the low half of 32-bit elements
+// ---------------------------------------------------------------- narrow floats, as bits in the lower half of 32-bit elements
 
 inline VecF float_of_half(VecU h) {
   constexpr uint32_t bias = (127U - 15U) << 23;
   const VecU sign = (h & 0x8000U) << 16, size = (h & 0x7FFFU) << 13;
   const VecU normal = size + bias;
-  const VecU special = normal + bias;  // infinity and NaN have the greatest exponent in either type
+  const VecU special = normal + bias;  // infinity and NaN have the largest exponent in both types
   const VecF small = bits<VecF>(size + (bias + (1U << 23))) - bits<VecF>(splat(bias + (1U << 23)));
   VecU result = select(size >= (31U << 23), special, normal);
   result = select(size < (1U << 23), bits<VecU>(small), result);
   return bits<VecF>(result | sign);
 }
 
-// Rounded to the nearest, halves to even.
+// Rounds to the nearest number, ties to even.
 inline VecU half_of_float(VecF x) {
   constexpr uint32_t bias = (127U - 15U) << 23;
   const VecU raw = bits<VecU>(x), sign = (raw >> 16) & 0x8000U, size = raw & 0x7FFFFFFFU;
   const VecU normal = (size - bias + 0xFFFU + ((size >> 13) & 1U)) >> 13;
-  const VecU small = bits<VecU>(bits<VecF>(size) + 0.5F) - bits<uint32_t>(0.5F);  // 0.5's last place is the least half
+  const VecU small = bits<VecU>(bits<VecF>(size) + 0.5F) - bits<uint32_t>(0.5F);  // the last place of 0.5 is the smallest float16
   VecU result = select(size < bias + (1U << 23), small, normal);
   result = select(size >= 0x477FF000U, splat(0x7C00U), result);
   result = select(size > 0x7F800000U, 0x7E00U | ((size >> 13) & 0x3FFU), result);
@@ -341,5 +341,3 @@ inline VecU bfloat_of_float(VecF x) {
 
 }  // namespace XRT_ISA
 }  // namespace xrt
-
-#endif

@@ -1,4 +1,4 @@
-// The code of the machine's steps: each operator, for each type, form of its operands and size of the tile.
+// The code of the elementwise machine: a function for each operator, type, form of the operands and size of the tile.
 
 #include "../machine.h"
 #include "operators.h"
@@ -7,12 +7,13 @@ namespace xrt {
 namespace XRT_ISA {
 namespace {
 
-// The accumulator: eight registers, which the calling convention passes as they are. They are of float32 by name only.
+// The accumulator: eight vector registers, which every step passes to the next as arguments. Their C++ type is a vector of
+// float32, but they may hold elements of any type.
 // clang-format off
 #define XRT_REGISTERS VecF r0, VecF r1, VecF r2, VecF r3, VecF r4, VecF r5, VecF r6, VecF r7
 #define XRT_NEXT(step, frame) \
   return reinterpret_cast<Run>((step)[1].code)(r0, r1, r2, r3, r4, r5, r6, r7, (step) + 1, frame)
-// The first COUNT registers, each with its number.
+// Expands DO(register, index) for the first COUNT registers, 4 or 8.
 #define XRT_EACH(COUNT, DO)                                       \
   DO(r0, 0) DO(r1, 1) DO(r2, 2) DO(r3, 3)                         \
   if constexpr ((COUNT) > 4) { DO(r4, 4) DO(r5, 5) DO(r6, 6) DO(r7, 7) }
@@ -21,31 +22,15 @@ namespace {
 using Run = void (*)(XRT_REGISTERS, const Step *, const Frame *);
 
 template <class T>
-struct LaneOf;
-template <>
-struct LaneOf<float> {
-  static constexpr Lane value = Lane::f32;
-};
-template <>
-struct LaneOf<double> {
-  static constexpr Lane value = Lane::f64;
-};
-template <>
-struct LaneOf<int32_t> {
-  static constexpr Lane value = Lane::i32;
-};
-template <>
-struct LaneOf<int64_t> {
-  static constexpr Lane value = Lane::i64;
-};
+constexpr Lane kLane = kIsInteger<T> ? (sizeof(T) == 8 ? Lane::i64 : Lane::i32) : (sizeof(T) == 8 ? Lane::f64 : Lane::f32);
 
-// How many registers a value of T takes.
+// The number of registers that a tile of elements of type T fills.
 template <class T, Tile tile>
-constexpr int kCount = sizeof(T) == 8 || tile == Tile::full ? 8 : 4;
+constexpr int kRegisters = sizeof(T) == 8 || tile == Tile::full ? 8 : 4;
 
 // ---------------------------------------------------------------- operands
 
-// Reads its own part of a lane for each register.
+// An operand in memory: loads the vector that corresponds to a register.
 template <class T>
 struct InLane {
   InLane(const Frame *frame, int32_t index) : data(frame->lanes[index]) {}
@@ -53,7 +38,7 @@ struct InLane {
   const char *data;
 };
 
-// Is the same for all registers.
+// An operand that is equal for all elements.
 template <class T>
 struct Scalar {
   Scalar(const Frame *frame, int32_t index) : value(splat(value_of(frame->scalars[index]))) {}
@@ -72,20 +57,31 @@ void stop(XRT_REGISTERS, const Step *, const Frame *) {
   (void)r0, (void)r1, (void)r2, (void)r3, (void)r4, (void)r5, (void)r6, (void)r7;
 }
 
-// Two registers of eight-byte masks as one of booleans.
-VecF booleans(VecF low, VecF high) { return bits<VecF>(narrow<int32_t, int64_t>(bits<VecL>(low), bits<VecL>(high)) & 1); }
+// Converts two registers of eight-byte masks to one register of booleans.
+VecF to_booleans(VecF low, VecF high) { return bits<VecF>(narrow<int32_t, int64_t>(bits<VecL>(low), bits<VecL>(high)) & 1); }
 
-// What a step does in the end: where its operator tells true from false, registers hold masks of T, and are made booleans.
+// Ends a step. The result of a predicate is a mask of all ones or zeroes in elements of type T; it is converted to booleans.
 #define XRT_FINISH(T, tile, is_predicate, step, frame)                                                         \
   if constexpr (is_predicate && sizeof(T) == 8) {                                                              \
-    r0 = booleans(r0, r1), r1 = booleans(r2, r3), r2 = booleans(r4, r5), r3 = booleans(r6, r7);                \
+    r0 = to_booleans(r0, r1), r1 = to_booleans(r2, r3), r2 = to_booleans(r4, r5), r3 = to_booleans(r6, r7);                \
   } else if constexpr (is_predicate) {                                                                         \
-    XRT_EACH((kCount<T, tile>), XRT_BOOLEAN)                                                                   \
+    XRT_EACH((kRegisters<T, tile>), XRT_BOOLEAN)                                                                   \
   }                                                                                                            \
   XRT_NEXT(step, frame)
 #define XRT_BOOLEAN(r, i) r = bits<VecF>(bits<VecI>(r) & 1);
 
-// What a step does to one register: it is built from the step, and called with the register and its number.
+// An operator without parameters, which is a function.
+template <auto function>
+struct Stateless {
+  explicit Stateless(const Step &) {}
+  template <class... Vectors>
+  auto operator()(Vectors... vectors) const {
+    return function(vectors...);
+  }
+};
+
+// The computation of a step on one register. It is constructed from the step, and called with the register and its index.
+
 template <class Op, class T>
 struct Unary {
   using Held = T;
@@ -105,11 +101,11 @@ struct Binary {
   const Operand<T> other;
 };
 
-// With the product of a lane and a scalar.
+// A ternary operator of the accumulator, a lane and a scalar.
 template <class Op, class T>
-struct WithProduct {
+struct Ternary {
   using Held = T;
-  WithProduct(const Step *step, const Frame *frame) : op(*step), factor(frame, step->a), scale(frame, step->b) {}
+  Ternary(const Step *step, const Frame *frame) : op(*step), factor(frame, step->a), scale(frame, step->b) {}
   VecF operator()(VecF r, int i) const { return bits<VecF>(op(bits<Vec<T>>(r), factor(i), scale(i))); }
   const Op op;
   const InLane<T> factor;
@@ -121,12 +117,12 @@ void one_step(XRT_REGISTERS, const Step *step, const Frame *frame) {
   using T = typename Work::Held;
   const Work work(step, frame);
 #define XRT_DO(r, i) r = bits<VecF>(work(r, i));
-  XRT_EACH((kCount<T, tile>), XRT_DO)
+  XRT_EACH((kRegisters<T, tile>), XRT_DO)
 #undef XRT_DO
   XRT_FINISH(T, tile, is_predicate, step, frame);
 }
 
-// The accumulator holds booleans, which choose between two operands.
+// The operator Where: the accumulator holds booleans, which select between two operands.
 template <class T, Tile tile, template <class> class Yes, template <class> class No>
 void where(XRT_REGISTERS, const Step *step, const Frame *frame) {
   const Yes<T> yes(frame, step->a);
@@ -142,7 +138,7 @@ void where(XRT_REGISTERS, const Step *step, const Frame *frame) {
 #undef XRT_DO
   } else {
 #define XRT_DO(r, i) r = bits<VecF>(select(bits<VecI>(r) != 0, yes(i), no(i)));
-    XRT_EACH((kCount<T, tile>), XRT_DO)
+    XRT_EACH((kRegisters<T, tile>), XRT_DO)
 #undef XRT_DO
   }
   XRT_NEXT(step, frame);
@@ -150,14 +146,16 @@ void where(XRT_REGISTERS, const Step *step, const Frame *frame) {
 
 // ---------------------------------------------------------------- casts
 
+// Between types of the same size.
 template <class From, class To, Tile tile>
-void cast_alike(XRT_REGISTERS, const Step *step, const Frame *frame) {
+void cast_direct(XRT_REGISTERS, const Step *step, const Frame *frame) {
 #define XRT_DO(r, i) r = bits<VecF>(__builtin_convertvector(bits<Vec<From>>(r), Vec<To>));
-  XRT_EACH((kCount<From, tile>), XRT_DO)
+  XRT_EACH((kRegisters<From, tile>), XRT_DO)
 #undef XRT_DO
   XRT_NEXT(step, frame);
 }
 
+// From four to eight bytes per element.
 template <class From, class To>
 void cast_wider(XRT_REGISTERS, const Step *step, const Frame *frame) {
   const VecF held[4] = {r0, r1, r2, r3};
@@ -171,6 +169,7 @@ void cast_wider(XRT_REGISTERS, const Step *step, const Frame *frame) {
   XRT_NEXT(step, frame);
 }
 
+// From eight to four bytes per element.
 template <class From, class To>
 void cast_narrower(XRT_REGISTERS, const Step *step, const Frame *frame) {
   const auto join = [](VecF low, VecF high) {
@@ -182,7 +181,7 @@ void cast_narrower(XRT_REGISTERS, const Step *step, const Frame *frame) {
 
 // ---------------------------------------------------------------- memory
 
-// A storage says how a register's worth of its elements becomes a vector, and back.
+// The storage classes below convert between one register and the corresponding elements in memory.
 template <class T>
 struct AsIs {
   using Held = T;
@@ -247,61 +246,6 @@ struct RoundTo {
   VecF operator()(VecF r, int) const { return Kind::round(r); }
 };
 
-// ---------------------------------------------------------------- sequences
-
-// The mirrored operator of a lane that the sequence's step of that number stores: it is still in a register.
-template <class Op, int place>
-struct OfStored {
-  OfStored(const Step *step, const Frame *) : op(*step) {}
-  const Op op;
-};
-
-template <class Work>
-VecF apply(const Work &work, VecF r, int i, const VecF *) {
-  return work(r, i);
-}
-template <class Op, int place>
-VecF apply(const OfStored<Op, place> &work, VecF r, int, const VecF *stored) {
-  return work.op(stored[place], r);
-}
-
-// Several steps in a row, done to one register after the other. What they store is stored last: addresses that are alike in
-// their lower bits, as those of large arrays are, make the processor wait with a load for a store before it.
-template <int place, class... Works>
-struct Sequence {
-  Sequence(const Step *, const Frame *) {}
-  VecF operator()(VecF r, int, VecF *) const { return r; }
-};
-template <int place, class First, class... Rest>
-struct Sequence<place, First, Rest...> {
-  Sequence(const Step *step, const Frame *frame) : first(step, frame), rest(step + 1, frame) {}
-  VecF operator()(VecF r, int i, VecF *stored) const { return rest(rounded(apply(first, r, i, stored)), i, stored); }
-  const First first;
-  const Sequence<place + 1, Rest...> rest;
-};
-template <int place, class Kind, class... Rest>
-struct Sequence<place, Store<Kind>, Rest...> {
-  Sequence(const Step *step, const Frame *frame) : first(step, frame), rest(step + 1, frame) {}
-  VecF operator()(VecF r, int i, VecF *stored) const {
-    stored[place] = r;
-    const VecF last = rest(r, i, stored);
-    first(r, i);
-    return last;
-  }
-  const Store<Kind> first;
-  const Sequence<place + 1, Rest...> rest;
-};
-
-template <class... Works>
-void many_steps(XRT_REGISTERS, const Step *step, const Frame *frame) {
-  const Sequence<0, Works...> work(step, frame);
-  VecF stored[sizeof...(Works)];
-#define XRT_DO(r, i) r = work(r, i, stored);
-  XRT_EACH(8, XRT_DO)
-#undef XRT_DO
-  XRT_NEXT(step + sizeof...(Works) - 1, frame);
-}
-
 // ---------------------------------------------------------------- the table
 
 Code code_of(Run run) { return reinterpret_cast<Code>(run); }
@@ -309,28 +253,35 @@ Code code_of(Run run) { return reinterpret_cast<Code>(run); }
 struct Entry {
   const char *name;
   Lane lane;
-  Run code[kForms][2];  // by form of the operands, and tile
+  Run code[kForms][2];  // by form of the operands and size of the tile; nullptr if the combination does not occur
 };
 
-// Eight-byte values never meet full tiles.
+// A program with an eight-byte value always uses half tiles, so no code for full tiles is needed.
 #define XRT_BOTH_TILES(T, ...) \
   { sizeof(T) == 4 ? __VA_ARGS__(Tile::full) : nullptr, __VA_ARGS__(Tile::half) }
 
 template <class Op, class T, bool is_predicate = false>
-constexpr Entry one(const char *name) {
+constexpr Entry make_entry(const char *name) {
 #define XRT_CODE(tile) &one_step<Unary<Op, T>, tile, is_predicate>
-  return {name, LaneOf<T>::value, {XRT_BOTH_TILES(T, XRT_CODE)}};
+  return {name, kLane<T>, {XRT_BOTH_TILES(T, XRT_CODE)}};
 #undef XRT_CODE
 }
 
-template <class Op, class T, bool is_predicate = false, bool is_commutative = false>
+template <auto function, class T, bool is_predicate = false>
+constexpr Entry one(const char *name) {
+  return make_entry<Stateless<function>, T, is_predicate>(name);
+}
+
+// The mirrored code of a commutative operator is the plain code, so that it is compiled once.
+template <auto function, class T, bool is_predicate = false, bool is_commutative = false>
 constexpr Entry two(const char *name) {
+  using Op = Stateless<function>;
 #define XRT_LANE(tile) &one_step<Binary<Op, T, InLane, false>, tile, is_predicate>
 #define XRT_SCALAR(tile) &one_step<Binary<Op, T, Scalar, false>, tile, is_predicate>
 #define XRT_MIRRORED(tile) &one_step<Binary<Op, T, InLane, !is_commutative>, tile, is_predicate>
 #define XRT_SCALAR_MIRRORED(tile) &one_step<Binary<Op, T, Scalar, !is_commutative>, tile, is_predicate>
   return {name,
-          LaneOf<T>::value,
+          kLane<T>,
           {XRT_BOTH_TILES(T, XRT_LANE), XRT_BOTH_TILES(T, XRT_SCALAR), XRT_BOTH_TILES(T, XRT_MIRRORED),
            XRT_BOTH_TILES(T, XRT_SCALAR_MIRRORED)}};
 #undef XRT_LANE
@@ -339,21 +290,21 @@ constexpr Entry two(const char *name) {
 #undef XRT_SCALAR_MIRRORED
 }
 
-template <class Op, class T>
-constexpr Entry sum(const char *name) {
-#define XRT_LANE_SCALAR(tile) &one_step<WithProduct<Op, T>, tile>
-  return {name, LaneOf<T>::value, {{nullptr, nullptr}, {nullptr, nullptr}, XRT_BOTH_TILES(T, XRT_LANE_SCALAR)}};
+template <auto function, class T>
+constexpr Entry three(const char *name) {
+#define XRT_LANE_SCALAR(tile) &one_step<Ternary<Stateless<function>, T>, tile>
+  return {name, kLane<T>, {{nullptr, nullptr}, {nullptr, nullptr}, XRT_BOTH_TILES(T, XRT_LANE_SCALAR)}};
 #undef XRT_LANE_SCALAR
 }
 
 template <class T>
-constexpr Entry choice() {
+constexpr Entry where_entry() {
 #define XRT_LANES(tile) &where<T, tile, InLane, InLane>
 #define XRT_SCALARS(tile) &where<T, tile, Scalar, Scalar>
 #define XRT_LANE_SCALAR(tile) &where<T, tile, InLane, Scalar>
 #define XRT_SCALAR_LANE(tile) &where<T, tile, Scalar, InLane>
   return {"Where",
-          LaneOf<T>::value,
+          kLane<T>,
           {XRT_BOTH_TILES(T, XRT_LANES), XRT_BOTH_TILES(T, XRT_SCALARS), XRT_BOTH_TILES(T, XRT_LANE_SCALAR),
            XRT_BOTH_TILES(T, XRT_SCALAR_LANE)}};
 #undef XRT_LANES
@@ -362,54 +313,53 @@ constexpr Entry choice() {
 #undef XRT_SCALAR_LANE
 }
 
-// What all numbers have, what floats have, and what integers have.
-#define XRT_NUMBERS(T)                                                                                             \
-  two<Add<T>, T, false, true>("Add"), two<Sub<T>, T>("Sub"), two<Mul<T>, T, false, true>("Mul"), two<Div<T>, T>("Div"), two<Max<T>, T>("Max"), \
-      two<Min<T>, T>("Min"), two<PRelu<T>, T>("PRelu"), two<Equal<T>, T, true>("Equal"),                            \
-      two<Less<T>, T, true>("Less"), two<LessOrEqual<T>, T, true>("LessOrEqual"),                                   \
-      two<Greater<T>, T, true>("Greater"), two<GreaterOrEqual<T>, T, true>("GreaterOrEqual"),                       \
-      one<Truth<T>, T, true>("Truth"), one<Neg<T>, T>("Neg"), one<Abs<T>, T>("Abs"), one<Sign<T>, T>("Sign"),       \
-      one<Relu<T>, T>("Relu"), choice<T>()
-#define XRT_FLOATS(T)                                                                                              \
-  XRT_NUMBERS(T), one<Sqrt<T>, T>("Sqrt"), one<Reciprocal<T>, T>("Reciprocal"), one<Floor<T>, T>("Floor"),          \
-      one<Ceil<T>, T>("Ceil"), one<Round<T>, T>("Round"), one<Softsign<T>, T>("Softsign"), one<Clip<T>, T>("Clip"), \
-      one<DivideBy<T>, T>("DivideBy"), one<LeakyRelu<T>, T>("LeakyRelu"),                                           \
-      one<ThresholdedRelu<T>, T>("ThresholdedRelu"), one<HardSigmoid<T>, T>("HardSigmoid"),                         \
-      one<HardSwish<T>, T>("HardSwish"), one<Shrink<T>, T>("Shrink"), one<IsNaN<T>, T, true>("IsNaN"),              \
-      one<IsInf<T>, T, true>("IsInf"), sum<AddProduct<T>, T>("AddProduct"), sum<SubProduct<T>, T>("SubProduct"),      \
-      sum<ProductSub<T>, T>("ProductSub")
-#define XRT_INTEGERS(T)                                                                           \
-  XRT_NUMBERS(T), two<BitwiseAnd<T>, T>("BitwiseAnd"), two<BitwiseOr<T>, T>("BitwiseOr"),          \
-      two<BitwiseXor<T>, T>("BitwiseXor"), one<BitwiseNot<T>, T>("BitwiseNot")
-
-template <VecF (*f)(VecF)>
-constexpr Entry function(const char *name) {
-  return one<Function<f>, float>(name);
-}
+// The operators of all numbers, of floats, and of integers.
+// clang-format off
+#define XRT_NUMBERS(T)                                                                                              \
+  two<add<T>, T, false, true>("Add"), two<subtract<T>, T>("Sub"), two<multiply<T>, T, false, true>("Mul"),          \
+  two<divide<T>, T>("Div"), two<greater<T>, T>("Max"), two<lesser<T>, T>("Min"), two<prelu<T>, T>("PRelu"),         \
+  two<is_equal<T>, T, true>("Equal"), two<is_less<T>, T, true>("Less"),                                             \
+  two<is_less_or_equal<T>, T, true>("LessOrEqual"), two<is_greater<T>, T, true>("Greater"),                         \
+  two<is_greater_or_equal<T>, T, true>("GreaterOrEqual"), one<is_nonzero<T>, T, true>("Truth"),                     \
+  one<negate<T>, T>("Neg"), one<magnitude<T>, T>("Abs"), one<sign<T>, T>("Sign"), one<relu<T>, T>("Relu"),          \
+  where_entry<T>()
+#define XRT_FLOATS(T)                                                                                               \
+  XRT_NUMBERS(T), one<square_root<T>, T>("Sqrt"), one<reciprocal<T>, T>("Reciprocal"), one<floored<T>, T>("Floor"), \
+  one<ceiled<T>, T>("Ceil"), one<nearest<T>, T>("Round"), one<softsign<T>, T>("Softsign"),                          \
+  one<hard_swish<T>, T>("HardSwish"), one<is_nan<T>, T, true>("IsNaN"), make_entry<IsInf<T>, T, true>("IsInf"),     \
+  make_entry<Clip<T>, T>("Clip"), make_entry<DivideBy<T>, T>("DivideBy"), make_entry<LeakyRelu<T>, T>("LeakyRelu"), \
+  make_entry<ThresholdedRelu<T>, T>("ThresholdedRelu"), make_entry<HardSigmoid<T>, T>("HardSigmoid"),               \
+  make_entry<Shrink<T>, T>("Shrink"), three<add_product<T>, T>("AddProduct"),                                       \
+  three<subtract_product<T>, T>("SubProduct"), three<subtract_from_product<T>, T>("ProductSub")
+#define XRT_INTEGERS(T)                                                                                             \
+  XRT_NUMBERS(T), two<bitwise_and<T>, T>("BitwiseAnd"), two<bitwise_or<T>, T>("BitwiseOr"),                         \
+  two<bitwise_xor<T>, T>("BitwiseXor"), one<bitwise_not<T>, T>("BitwiseNot")
+// clang-format on
 
 constexpr Entry kOperations[] = {
     XRT_FLOATS(float),
     XRT_FLOATS(double),
     XRT_INTEGERS(int32_t),
     XRT_INTEGERS(int64_t),
-    two<BitwiseAnd<int32_t>, int32_t>("And"),
-    two<BitwiseOr<int32_t>, int32_t>("Or"),
-    two<BitwiseXor<int32_t>, int32_t>("Xor"),
-    one<Not<int32_t>, int32_t>("Not"),
-    two<Pow<float>, float>("Pow"),
-    function<exp>("Exp"),
-    function<log>("Log"),
-    function<tanh>("Tanh"),
-    function<sigmoid>("Sigmoid"),
-    function<erf>("Erf"),
-    function<softplus>("Softplus"),
-    function<mish>("Mish"),
-    function<gelu>("Gelu"),
-    function<gelu_by_tanh>("GeluTanh"),
-    one<Elu, float>("Elu"),
-    one<Selu, float>("Selu"),
-    one<Celu, float>("Celu"),
-    one<Swish, float>("Swish"),
+    // Booleans are int32 in registers.
+    two<bitwise_and<int32_t>, int32_t>("And"),
+    two<bitwise_or<int32_t>, int32_t>("Or"),
+    two<bitwise_xor<int32_t>, int32_t>("Xor"),
+    one<logical_not, int32_t>("Not"),
+    two<pow, float>("Pow"),
+    one<exp, float>("Exp"),
+    one<log, float>("Log"),
+    one<tanh, float>("Tanh"),
+    one<sigmoid, float>("Sigmoid"),
+    one<erf, float>("Erf"),
+    one<softplus, float>("Softplus"),
+    one<mish, float>("Mish"),
+    one<gelu, float>("Gelu"),
+    one<gelu_by_tanh, float>("GeluTanh"),
+    make_entry<Elu, float>("Elu"),
+    make_entry<Selu, float>("Selu"),
+    make_entry<Celu, float>("Celu"),
+    make_entry<Swish, float>("Swish"),
 };
 
 Code operation(const char *name, Lane lane, Form form, Tile tile) {
@@ -427,13 +377,13 @@ Code cast_from(Lane to, Tile tile) {
     switch (to) {
       case Lane::f32: return code_of(&cast_narrower<From, float>);
       case Lane::i32: return code_of(&cast_narrower<From, int32_t>);
-      case Lane::f64: return code_of(&cast_alike<From, double, Tile::half>);
-      case Lane::i64: return code_of(&cast_alike<From, int64_t, Tile::half>);
+      case Lane::f64: return code_of(&cast_direct<From, double, Tile::half>);
+      case Lane::i64: return code_of(&cast_direct<From, int64_t, Tile::half>);
     }
   } else {
     switch (to) {
-      case Lane::f32: return code_of(full ? &cast_alike<From, float, Tile::full> : &cast_alike<From, float, Tile::half>);
-      case Lane::i32: return code_of(full ? &cast_alike<From, int32_t, Tile::full> : &cast_alike<From, int32_t, Tile::half>);
+      case Lane::f32: return code_of(full ? &cast_direct<From, float, Tile::full> : &cast_direct<From, float, Tile::half>);
+      case Lane::i32: return code_of(full ? &cast_direct<From, int32_t, Tile::full> : &cast_direct<From, int32_t, Tile::half>);
       case Lane::f64: return code_of(&cast_wider<From, double>);
       case Lane::i64: return code_of(&cast_wider<From, int64_t>);
     }
@@ -451,7 +401,7 @@ Code cast(Lane from, Lane to, Tile tile) {
   return nullptr;
 }
 
-// The code of a template over storages, for one that is chosen at run time.
+// The code of a class template for a storage and a tile that are known only at run time.
 #define XRT_BY_STORAGE(TEMPLATE, storage, tile)                                       \
   switch (storage) {                                                                  \
     case Storage::f32: return XRT_BY_TILE(TEMPLATE, AsIs<float>, tile);               \
@@ -489,90 +439,6 @@ Code round_code(Storage to, Tile tile) {
 
 Code stop_code() { return code_of(&stop); }
 
-// ---------------------------------------------------------------- known sequences
-
-// How a step of a sequence is done alone, whether it stores, and which step's lane it reads from a register.
-template <class Work>
-struct Alone {
-  static constexpr Run code = &one_step<Work, Tile::full>;
-  static constexpr bool stores = false;
-  static constexpr int reads = -1;
-};
-template <class Kind>
-struct Alone<Store<Kind>> {
-  static constexpr Run code = &one_step<Store<Kind>, Tile::full>;
-  static constexpr bool stores = true;
-  static constexpr int reads = -1;
-};
-template <class Op, int place>
-struct Alone<OfStored<Op, place>> {
-  static constexpr Run code = &one_step<Binary<Op, float, InLane, true>, Tile::full>;
-  static constexpr bool stores = false;
-  static constexpr int reads = place;
-};
-
-struct Known {
-  Run code;
-  int count;
-  const Run *alone;
-  const bool *stores;
-  const int *reads;
-
-  bool begins(const Step *program, int left) const {
-    if (left < count) return false;
-    for (int i = 0; i < count; ++i) {
-      if (program[i].code != code_of(alone[i])) return false;
-      // What is stored late must not be read early.
-      for (int before = 0; before < i; ++before)
-        if (stores[before] && (program[before].a == program[i].a) != (reads[i] == before)) return false;
-    }
-    return true;
-  }
-};
-
-template <class... Works>
-struct Join {
-  static constexpr Run alone[] = {Alone<Works>::code...};
-  static constexpr bool stores[] = {Alone<Works>::stores...};
-  static constexpr int reads[] = {Alone<Works>::reads...};
-  static constexpr Known known = {&many_steps<Works...>, sizeof...(Works), alone, stores, reads};
-};
-
-using Fetch = Load<AsIs<float>>;
-using Put = Store<AsIs<float>>;
-template <class Op>
-using ByLane = Binary<Op, float, InLane, false>;
-template <class Op>
-using OfLane = Binary<Op, float, InLane, true>;
-template <class Op>
-using ByScalar = Binary<Op, float, Scalar, false>;
-template <class Op>
-using ByProduct = WithProduct<Op, float>;
-
-// Adam's two moments and their ratio, and what is left of the update.
-template <class... Rest>
-using Adam = Join<Fetch, ByScalar<Mul<float>>, ByProduct<AddProduct<float>>, Put,                                        //
-                  Fetch, ByLane<Mul<float>>, ByScalar<Mul<float>>, ByProduct<AddProduct<float>>, Put,                    //
-                  Unary<Sqrt<float>, float>, ByScalar<Mul<float>>, ByScalar<Add<float>>, OfStored<Div<float>, 3>, Rest...>;
-
-// Longest first.
-constexpr Known kKnown[] = {
-    Adam<ByScalar<Mul<float>>, OfLane<Sub<float>>, Put>::known,
-    Adam<ByScalar<Mul<float>>, ByProduct<ProductSub<float>>, Put>::known,  // with the decay of AdamW
-    Adam<>::known,
-};
-
-void join(Step *program, int count) {
-  for (int i = 0; i < count; ++i) {
-    for (const Known &known : kKnown) {
-      if (!known.begins(program + i, count - i)) continue;
-      program[i].code = code_of(known.code);
-      i += known.count - 1;
-      break;
-    }
-  }
-}
-
 void run(const Step *program, const Frame &frame) {
   const VecF none = {};
   reinterpret_cast<Run>(program->code)(none, none, none, none, none, none, none, none, program, &frame);
@@ -582,7 +448,7 @@ void run(const Step *program, const Frame &frame) {
 
 extern const Machine machine;
 const Machine machine = {
-    2 * kBytes, operation, cast, load_code, load_scalar_code, store_code, round_code, stop_code, join, run};
+    2 * kBytes, operation, cast, load_code, load_scalar_code, store_code, round_code, stop_code, run};
 
 }  // namespace XRT_ISA
 }  // namespace xrt

@@ -1,7 +1,7 @@
-// What each elementwise operator does to a vector. An operator is built from its step, which holds its parameters, and
-// is then called with one, two or three vectors. Semantics are ONNX's; see xrt/engines/toy/kernels for the same in NumPy.
-#ifndef XRT_KERNELS_LOOPS_OPERATORS_H
-#define XRT_KERNELS_LOOPS_OPERATORS_H
+// What each elementwise operator does to a vector. An operator without parameters is a function. An operator with parameters is
+// a class that is constructed from its step, which holds the parameters. The semantics are those of ONNX;
+// xrt/engines/kernels/elementwise.py implements the same operators in Python.
+#pragma once
 
 #include "../machine.h"
 #include "functions.h"
@@ -9,179 +9,164 @@
 namespace xrt {
 namespace XRT_ISA {
 
-// ---------------------------------------------------------------- integers wrap: they are computed as unsigned
+// ---------------------------------------------------------------- arithmetic
 
 template <class T>
-struct Wrapped {
+constexpr bool kIsInteger = static_cast<T>(0.5) == 0;
+
+// Integers are computed as unsigned numbers, for which overflow is defined: it wraps around.
+template <class T>
+struct Wrapping {
   using type = T;
 };
 template <>
-struct Wrapped<int32_t> {
+struct Wrapping<int32_t> {
   using type = uint32_t;
 };
 template <>
-struct Wrapped<int64_t> {
+struct Wrapping<int64_t> {
   using type = uint64_t;
 };
 template <class T>
-using Arith = Vec<typename Wrapped<T>::type>;
-
-struct Plain {
-  explicit Plain(const Step &) {}
-};
+using Arithmetic = Vec<typename Wrapping<T>::type>;
 
 template <class T>
-struct Add : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> a, Vec<T> b) const { return bits<Vec<T>>(bits<Arith<T>>(a) + bits<Arith<T>>(b)); }
-};
+Vec<T> add(Vec<T> a, Vec<T> b) {
+  return bits<Vec<T>>(bits<Arithmetic<T>>(a) + bits<Arithmetic<T>>(b));
+}
 
 template <class T>
-struct Sub : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> a, Vec<T> b) const { return bits<Vec<T>>(bits<Arith<T>>(a) - bits<Arith<T>>(b)); }
-};
+Vec<T> subtract(Vec<T> a, Vec<T> b) {
+  return bits<Vec<T>>(bits<Arithmetic<T>>(a) - bits<Arithmetic<T>>(b));
+}
 
 template <class T>
-struct Mul : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> a, Vec<T> b) const { return bits<Vec<T>>(bits<Arith<T>>(a) * bits<Arith<T>>(b)); }
-};
+Vec<T> multiply(Vec<T> a, Vec<T> b) {
+  return bits<Vec<T>>(bits<Arithmetic<T>>(a) * bits<Arithmetic<T>>(b));
+}
 
+// Not as a subtraction from zero for floats, which would give 0 instead of -0.
 template <class T>
-struct Div : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> a, Vec<T> b) const { return a / b; }
-};
-
-// Towards zero; by zero gives zero, and the least number by -1 itself, as in NumPy: the hardware would trap.
-template <class T>
-struct IntegerDiv : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> a, Vec<T> b) const {
-    const auto unsafe = (b == 0) | (b == -1);
-    const Vec<T> quotient = a / select(unsafe, splat<T>(1), b);
-    const Vec<T> negated = bits<Vec<T>>(Arith<T>{} - bits<Arith<T>>(a));
-    return select(b == 0, Vec<T>{}, select(b == -1, negated, quotient));
+Vec<T> negate(Vec<T> x) {
+  if constexpr (kIsInteger<T>) {
+    return bits<Vec<T>>(Arithmetic<T>{} - bits<Arithmetic<T>>(x));
+  } else {
+    return -x;
   }
-};
-template <>
-struct Div<int32_t> : IntegerDiv<int32_t> {
-  using IntegerDiv::IntegerDiv;
-};
-template <>
-struct Div<int64_t> : IntegerDiv<int64_t> {
-  using IntegerDiv::IntegerDiv;
-};
+}
+
+// Integers are divided as in NumPy: rounded towards zero, x / 0 is 0, and the lowest number divided by -1 is itself. The
+// processor would raise an exception for the last two.
+template <class T>
+Vec<T> divide(Vec<T> a, Vec<T> b) {
+  if constexpr (kIsInteger<T>) {
+    const auto is_special = (b == 0) | (b == -1);
+    const Vec<T> quotient = a / select(is_special, splat<T>(1), b);
+    return select(b == 0, Vec<T>{}, select(b == -1, negate<T>(a), quotient));
+  } else {
+    return a / b;
+  }
+}
 
 template <class T>
-struct Max : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> a, Vec<T> b) const { return greater<T>(a, b); }
-};
+Vec<T> magnitude(Vec<T> x) {
+  if constexpr (kIsInteger<T>) {
+    return select(x < 0, negate<T>(x), x);
+  } else {
+    return absolute<T>(x);
+  }
+}
 
 template <class T>
-struct Min : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> a, Vec<T> b) const { return lesser<T>(a, b); }
-};
+Vec<T> square_root(Vec<T> x) {
+  return root(x);
+}
 
 template <class T>
-struct PRelu : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> x, Vec<T> slope) const { return select(x < 0, slope * x, x); }
-};
+Vec<T> reciprocal(Vec<T> x) {
+  return 1 / x;
+}
+
+// ---------------------------------------------------------------- sums with a product, which is rounded too
 
 template <class T>
-struct Pow : Plain {
-  using Plain::Plain;
-  VecF operator()(VecF x, VecF y) const { return pow(x, y); }
-};
+Vec<T> add_product(Vec<T> a, Vec<T> x, Vec<T> scale) {
+  return a + rounded(x * scale);
+}
 
 template <class T>
-struct BitwiseAnd : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> a, Vec<T> b) const { return a & b; }
-};
+Vec<T> subtract_product(Vec<T> a, Vec<T> x, Vec<T> scale) {
+  return a - rounded(x * scale);
+}
 
 template <class T>
-struct BitwiseOr : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> a, Vec<T> b) const { return a | b; }
-};
+Vec<T> subtract_from_product(Vec<T> a, Vec<T> x, Vec<T> scale) {
+  return rounded(x * scale) - a;
+}
+
+// ---------------------------------------------------------------- bits
 
 template <class T>
-struct BitwiseXor : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> a, Vec<T> b) const { return a ^ b; }
-};
-
-// ---------------------------------------------------------------- sums with a product: both are rounded
+Vec<T> bitwise_and(Vec<T> a, Vec<T> b) {
+  return a & b;
+}
 
 template <class T>
-struct AddProduct : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> a, Vec<T> x, Vec<T> scale) const { return a + rounded(x * scale); }
-};
+Vec<T> bitwise_or(Vec<T> a, Vec<T> b) {
+  return a | b;
+}
 
 template <class T>
-struct SubProduct : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> a, Vec<T> x, Vec<T> scale) const { return a - rounded(x * scale); }
-};
+Vec<T> bitwise_xor(Vec<T> a, Vec<T> b) {
+  return a ^ b;
+}
 
 template <class T>
-struct ProductSub : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> a, Vec<T> x, Vec<T> scale) const { return rounded(x * scale) - a; }
-};
+Vec<T> bitwise_not(Vec<T> x) {
+  return ~x;
+}
 
-// ---------------------------------------------------------------- comparisons: masks
+inline VecI logical_not(VecI x) { return x ^ 1; }
 
-template <class T>
-struct Equal : Plain {
-  using Plain::Plain;
-  Mask<T> operator()(Vec<T> a, Vec<T> b) const { return a == b; }
-};
+// ---------------------------------------------------------------- predicates, which return masks
 
 template <class T>
-struct Less : Plain {
-  using Plain::Plain;
-  Mask<T> operator()(Vec<T> a, Vec<T> b) const { return a < b; }
-};
+Mask<T> is_equal(Vec<T> a, Vec<T> b) {
+  return a == b;
+}
 
 template <class T>
-struct LessOrEqual : Plain {
-  using Plain::Plain;
-  Mask<T> operator()(Vec<T> a, Vec<T> b) const { return a <= b; }
-};
+Mask<T> is_less(Vec<T> a, Vec<T> b) {
+  return a < b;
+}
 
 template <class T>
-struct Greater : Plain {
-  using Plain::Plain;
-  Mask<T> operator()(Vec<T> a, Vec<T> b) const { return a > b; }
-};
+Mask<T> is_less_or_equal(Vec<T> a, Vec<T> b) {
+  return a <= b;
+}
 
 template <class T>
-struct GreaterOrEqual : Plain {
-  using Plain::Plain;
-  Mask<T> operator()(Vec<T> a, Vec<T> b) const { return a >= b; }
-};
-
-// Whether an element is not zero; NaN is not.
-template <class T>
-struct Truth : Plain {
-  using Plain::Plain;
-  Mask<T> operator()(Vec<T> x) const { return x != 0; }
-};
+Mask<T> is_greater(Vec<T> a, Vec<T> b) {
+  return a > b;
+}
 
 template <class T>
-struct IsNaN : Plain {
-  using Plain::Plain;
-  Mask<T> operator()(Vec<T> x) const { return x != x; }
-};
+Mask<T> is_greater_or_equal(Vec<T> a, Vec<T> b) {
+  return a >= b;
+}
 
-// p, q: whether negative and positive infinity count.
+// True for NaN.
+template <class T>
+Mask<T> is_nonzero(Vec<T> x) {
+  return x != 0;
+}
+
+template <class T>
+Mask<T> is_nan(Vec<T> x) {
+  return x != x;
+}
+
+// p and q: whether negative and positive infinity count.
 template <class T>
 struct IsInf {
   explicit IsInf(const Step &step) : negative(step.p != 0), positive(step.q != 0) {}
@@ -193,114 +178,47 @@ struct IsInf {
   bool negative, positive;
 };
 
-// ---------------------------------------------------------------- one tensor
+// ---------------------------------------------------------------- activations without transcendental functions
+
+// Zero and NaN are their own sign.
+template <class T>
+Vec<T> sign(Vec<T> x) {
+  return select(x > 0, splat<T>(1), select(x < 0, splat<T>(-1), x));
+}
 
 template <class T>
-struct Neg : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> x) const { return bits<Vec<T>>(Arith<T>{} - bits<Arith<T>>(x)); }
-};
-template <>
-struct Neg<float> : Plain {
-  using Plain::Plain;
-  VecF operator()(VecF x) const { return -x; }
-};
-template <>
-struct Neg<double> : Plain {
-  using Plain::Plain;
-  VecD operator()(VecD x) const { return -x; }
-};
+Vec<T> relu(Vec<T> x) {
+  return select(x <= 0, Vec<T>{}, x);
+}
 
 template <class T>
-struct Abs : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> x) const { return absolute<T>(x); }
-};
-template <class T>
-struct IntegerAbs : Neg<T> {
-  using Neg<T>::Neg;
-  Vec<T> operator()(Vec<T> x) const { return select(x < 0, Neg<T>::operator()(x), x); }
-};
-template <>
-struct Abs<int32_t> : IntegerAbs<int32_t> {
-  using IntegerAbs::IntegerAbs;
-};
-template <>
-struct Abs<int64_t> : IntegerAbs<int64_t> {
-  using IntegerAbs::IntegerAbs;
-};
+Vec<T> prelu(Vec<T> x, Vec<T> slope) {
+  return select(x < 0, slope * x, x);
+}
 
 template <class T>
-struct Not : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> x) const { return x ^ 1; }
-};
+Vec<T> softsign(Vec<T> x) {
+  return x / (1 + absolute<T>(x));
+}
 
 template <class T>
-struct BitwiseNot : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> x) const { return ~x; }
-};
+Vec<T> clamp_to_unit(Vec<T> x) {
+  return lesser<T>(greater<T>(x, Vec<T>{}), splat<T>(1));
+}
 
 template <class T>
-struct Sign : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> x) const {
-    const Vec<T> one = splat<T>(1), minus = splat<T>(-1);
-    return select(x > 0, one, select(x < 0, minus, x));  // zero, and NaN, are themselves
-  }
-};
+Vec<T> hard_swish(Vec<T> x) {
+  return x * clamp_to_unit<T>(static_cast<T>(1.0 / 6) * x + static_cast<T>(0.5));
+}
 
-template <class T>
-struct Relu : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> x) const { return select(x <= 0, Vec<T>{}, x); }
-};
-
-template <class T>
-struct Sqrt : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> x) const { return root(x); }
-};
-
-template <class T>
-struct Reciprocal : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> x) const { return 1 / x; }
-};
-
-template <class T>
-struct Floor : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> x) const { return floored<T>(x); }
-};
-
-template <class T>
-struct Ceil : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> x) const { return ceiled<T>(x); }
-};
-
-template <class T>
-struct Round : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> x) const { return nearest<T>(x); }
-};
-
-template <class T>
-struct Softsign : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> x) const { return x / (1 + absolute<T>(x)); }
-};
-
-// One or two parameters, as numbers of the lane.
+// Up to two parameters, converted to the type of the lane.
 template <class T>
 struct Parameters {
   explicit Parameters(const Step &step) : p(static_cast<T>(step.p)), q(static_cast<T>(step.q)) {}
   T p, q;
 };
 
-// Between p and q; the upper bound wins where they cross.
+// The bounds are p and q. If p > q, the result is q.
 template <class T>
 struct Clip : Parameters<T> {
   using Parameters<T>::Parameters;
@@ -325,21 +243,11 @@ struct ThresholdedRelu : Parameters<T> {
   Vec<T> operator()(Vec<T> x) const { return select(x > this->p, x, Vec<T>{}); }
 };
 
+// p: alpha, q: beta.
 template <class T>
 struct HardSigmoid : Parameters<T> {
   using Parameters<T>::Parameters;
-  Vec<T> operator()(Vec<T> x) const {
-    return lesser<T>(greater<T>(this->p * x + this->q, Vec<T>{}), splat<T>(1));
-  }
-};
-
-template <class T>
-struct HardSwish : Plain {
-  using Plain::Plain;
-  Vec<T> operator()(Vec<T> x) const {
-    const Vec<T> gate = static_cast<T>(1.0 / 6) * x + static_cast<T>(0.5);
-    return x * lesser<T>(greater<T>(gate, Vec<T>{}), splat<T>(1));
-  }
+  Vec<T> operator()(Vec<T> x) const { return clamp_to_unit<T>(this->p * x + this->q); }
 };
 
 // p: bias, q: lambd.
@@ -351,13 +259,7 @@ struct Shrink : Parameters<T> {
   }
 };
 
-// ---------------------------------------------------------------- functions of float32
-
-template <VecF (*F)(VecF)>
-struct Function : Plain {
-  using Plain::Plain;
-  VecF operator()(VecF x) const { return F(x); }
-};
+// ---------------------------------------------------------------- activations with exp, erf or tanh, for float32 only
 
 struct Elu : Parameters<float> {
   using Parameters::Parameters;
@@ -388,5 +290,3 @@ inline VecF gelu_by_tanh(VecF x) { return 0.5F * x * (1.0F + tanh(0.797884561F *
 
 }  // namespace XRT_ISA
 }  // namespace xrt
-
-#endif

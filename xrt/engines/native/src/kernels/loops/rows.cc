@@ -1,4 +1,4 @@
-// Softmax and normalisations of one row, or of many columns side by side.
+// Softmax and normalization of a row, and softmax of several columns at once.
 #include "../loops.h"
 #include "rows.h"
 #include "tables.h"
@@ -26,13 +26,13 @@ double sum_of_exponentials(const float *x, int64_t n, float top) {
 void log_softmax(const float *x, float *y, int64_t n) {
   const float top = max_row(x, n);
   const float sum = static_cast<float>(sum_of_exponentials(x, n, top));
-  const float rest = log(splat(sum))[0];
-  map_row(x, y, n, [&](VecF v) { return (v - top) - rest; });
+  const float log_sum = log(splat(sum))[0];
+  map_row(x, y, n, [&](VecF v) { return (v - top) - log_sum; });
 }
 
 namespace {
 
-// Some columns, as many as a register holds, `count` of which are wanted.
+// Up to as many columns as a register has elements; `count` is their number.
 struct Columns {
   const float *x;
   int64_t n, pitch, count;
@@ -48,7 +48,7 @@ struct Columns {
   }
 };
 
-// Calls f(columns, their output) for every register's worth of columns.
+// Calls f(columns, address of their output) for all columns, a register at a time.
 template <class F>
 void each_column(const float *x, float *y, int64_t n, int64_t pitch, int64_t width, F f) {
   for (int64_t j = 0; j < width; j += kLanes<float>) {
@@ -79,13 +79,13 @@ void log_softmax_columns(const float *x, float *y, int64_t n, int64_t pitch, int
     const VecF top = columns.top();
     VecF sum = {};
     for (int64_t row = 0; row < columns.n; ++row) sum = sum + exp(columns.at(row) - top);
-    const VecF rest = log(sum);
+    const VecF log_sum = log(sum);
     for (int64_t row = 0; row < columns.n; ++row)
-      put(to + row * columns.pitch, (columns.at(row) - top) - rest, columns.count);
+      put(to + row * columns.pitch, (columns.at(row) - top) - log_sum, columns.count);
   });
 }
 
-// ---------------------------------------------------------------- normalisations
+// ---------------------------------------------------------------- normalizations
 
 Moments moments(const float *x, int64_t n, float epsilon) {
   const double count = static_cast<double>(n);
@@ -100,7 +100,7 @@ float inverse_root_mean_square(const float *x, int64_t n, float epsilon) {
   return 1.0F / __builtin_sqrtf(static_cast<float>(squares / static_cast<double>(n)) + epsilon);
 }
 
-void normalise(const float *x, float *y, int64_t n, Moments moments, const float *scale, const float *bias) {
+void normalize(const float *x, float *y, int64_t n, Moments moments, const float *scale, const float *bias) {
   each_vector(x, n, 0.0F, [&](int64_t i, VecF v, int64_t count) {
     const bool whole = count == kLanes<float>;
     VecF result = (v - moments.mean) * moments.inverse * (whole ? load<VecF>(scale + i) : load_some(scale + i, count));
@@ -109,7 +109,7 @@ void normalise(const float *x, float *y, int64_t n, Moments moments, const float
   });
 }
 
-void normalise_evenly(const float *x, float *y, int64_t n, Moments moments, float scale, float bias) {
+void normalize_evenly(const float *x, float *y, int64_t n, Moments moments, float scale, float bias) {
   map_row(x, y, n, [&](VecF v) { return (v - moments.mean) * moments.inverse * scale + bias; });
 }
 

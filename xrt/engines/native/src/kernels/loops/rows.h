@@ -1,25 +1,26 @@
-// Loops over rows of float32: reading them vector by vector, and adding up.
-#ifndef XRT_KERNELS_LOOPS_ROWS_H
-#define XRT_KERNELS_LOOPS_ROWS_H
+// Loops over rows of float32: map, sum and maximum.
+#pragma once
 
 #include "functions.h"
 
 namespace xrt {
 namespace XRT_ISA {
 
-// Calls f(place, vector) for every vector of a row; the last one is filled up with `pad` and stored in part.
+// Calls f(index, vector, count) for each vector of a row. The last vector may have fewer elements (`count`); the others are
+// `pad`.
 template <class F>
 inline void each_vector(const float *x, int64_t n, float pad, F f) {
   constexpr int64_t lanes = kLanes<float>;
   int64_t i = 0;
   for (; i + lanes <= n; i += lanes) f(i, load<VecF>(x + i), lanes);
   if (i < n) {
-    VecF rest = splat(pad);
-    std::memcpy(&rest, x + i, static_cast<size_t>(n - i) * sizeof(float));
-    f(i, rest, n - i);
+    VecF last = splat(pad);
+    std::memcpy(&last, x + i, static_cast<size_t>(n - i) * sizeof(float));
+    f(i, last, n - i);
   }
 }
 
+// Stores the first `count` elements of a vector.
 inline void put(float *y, VecF v, int64_t count) {
   if (count == kLanes<float>) {
     store(y, v);
@@ -28,32 +29,34 @@ inline void put(float *y, VecF v, int64_t count) {
   }
 }
 
-// y = f(x) for a row.
+// Computes y = f(x) for a row.
 template <class F>
 inline void map_row(const float *x, float *y, int64_t n, F f) {
   each_vector(x, n, 0.0F, [&](int64_t i, VecF v, int64_t count) { put(y + i, f(v), count); });
 }
 
-// Four totals at a time, so that none waits for another; `step(total, place, vector, count)` gives the next total.
+// Four independent totals, so that an addition need not wait for the previous one. `step(total, index, vector, count)` returns
+// the next total.
 struct Totals {
   VecF total[4];
 
   template <class F>
-  void add(const float *x, int64_t place, int64_t n, float pad, F step) {
+  void add(const float *x, int64_t index, int64_t n, float pad, F step) {
     constexpr int64_t lanes = kLanes<float>;
     int64_t i = 0;
     for (; i + 4 * lanes <= n; i += 4 * lanes)
-      for (int k = 0; k < 4; ++k) total[k] = step(total[k], place + i + k * lanes, load<VecF>(x + i + k * lanes), lanes);
-    each_vector(x + i, n - i, pad, [&](int64_t at, VecF v, int64_t count) { total[0] = step(total[0], place + i + at, v, count); });
+      for (int k = 0; k < 4; ++k) total[k] = step(total[k], index + i + k * lanes, load<VecF>(x + i + k * lanes), lanes);
+    const auto add_last = [&](int64_t at, VecF v, int64_t count) { total[0] = step(total[0], index + i + at, v, count); };
+    each_vector(x + i, n - i, pad, add_last);
   }
 };
 
-// The sum of f(place, vector, count) over a row. Vectors are added in float32 within blocks, blocks in float64: the error
-// does not grow with the row, and the order depends on nothing but its length. The pad must give zero.
+// Returns the sum of f(index, vector, count) over a row. Vectors are added in float32 within blocks, and blocks in float64, so
+// that the error does not grow with the row. The order depends only on the length. f must return 0 for the pad.
 template <class F>
 inline double sum_row(const float *x, int64_t n, float pad, F f) {
   constexpr int64_t block = 128 * kLanes<float>;
-  const auto plus = [&](VecF sum, int64_t place, VecF v, int64_t count) { return sum + f(place, v, count); };
+  const auto plus = [&](VecF sum, int64_t index, VecF v, int64_t count) { return sum + f(index, v, count); };
   double total = 0;
   for (int64_t start = 0; start < n; start += block) {
     Totals sums = {};
@@ -64,17 +67,15 @@ inline double sum_row(const float *x, int64_t n, float pad, F f) {
   return total;
 }
 
-// The greatest of a row, NaN where one is among it.
+// Returns the maximum of a row, or NaN if an element is NaN.
 inline float max_row(const float *x, int64_t n) {
-  const auto most = [](VecF top, int64_t, VecF v, int64_t) { return greater<float>(v, top); };
+  const auto maximum = [](VecF top, int64_t, VecF v, int64_t) { return greater<float>(v, top); };
   const VecF least = splat(-kInf);
   Totals tops = {{least, least, least, least}};
-  tops.add(x, 0, n, -kInf, most);
+  tops.add(x, 0, n, -kInf, maximum);
   const VecF top = greater<float>(greater<float>(tops.total[0], tops.total[1]), greater<float>(tops.total[2], tops.total[3]));
   return fold<float>(top, [](float a, float b) { return a > b || a != a ? a : b; });
 }
 
 }  // namespace XRT_ISA
 }  // namespace xrt
-
-#endif

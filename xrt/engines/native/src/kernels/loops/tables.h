@@ -1,6 +1,5 @@
-// The loops of one variant, by name, for the table that collects them.
-#ifndef XRT_KERNELS_LOOPS_TABLES_H
-#define XRT_KERNELS_LOOPS_TABLES_H
+// Declares the loops of one instruction set for the table in reduction.cc. loops.h describes them.
+#pragma once
 
 #include "../loops.h"
 
@@ -14,8 +13,8 @@ void log_softmax_columns(const float *x, float *y, int64_t n, int64_t pitch, int
 double sum_of_exponentials(const float *x, int64_t n, float top);
 Moments moments(const float *x, int64_t n, float epsilon);
 float inverse_root_mean_square(const float *x, int64_t n, float epsilon);
-void normalise(const float *x, float *y, int64_t n, Moments moments, const float *scale, const float *bias);
-void normalise_evenly(const float *x, float *y, int64_t n, Moments moments, float scale, float bias);
+void normalize(const float *x, float *y, int64_t n, Moments moments, const float *scale, const float *bias);
+void normalize_evenly(const float *x, float *y, int64_t n, Moments moments, float scale, float bias);
 void scale_and_shift(const float *x, float *y, int64_t n, float factor, float shift);
 void window_max(const float *x, float *y, int64_t n, Taps taps);
 void window_sum(const float *x, float *y, int64_t n, Taps taps);
@@ -24,5 +23,3 @@ void split(const float *x, float *even, float *odd, int64_t pairs);
 
 }  // namespace XRT_ISA
 }  // namespace xrt
-
-#endif

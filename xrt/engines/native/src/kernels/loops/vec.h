@@ -1,9 +1,8 @@
-// Vectors of the widest registers that this variant may use, on GCC's and Clang's vector extensions.
+// Vectors as wide as the registers of the instruction set, with the vector extensions of GCC and Clang.
 //
-// Every file of this folder is compiled once per variant, with XRT_ISA as the name of its namespace. To keep code of one
-// variant out of the others, nothing here uses templates of the standard library: the linker would keep one copy of each.
-#ifndef XRT_KERNELS_LOOPS_VEC_H
-#define XRT_KERNELS_LOOPS_VEC_H
+// Each file of this folder is compiled once per instruction set, in a namespace that is named by XRT_ISA. The files use no
+// function templates of the standard library: the linker would keep only one copy, which an older processor may not support.
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -27,7 +26,7 @@ constexpr int kBytes = 32;
 constexpr int kBytes = 16;
 #endif
 
-// N elements of T side by side.
+// A vector of N elements of type T.
 template <class T, int N>
 struct VecOf {
   typedef T type __attribute__((vector_size(N * sizeof(T))));
@@ -46,21 +45,9 @@ using VecI = Vec<int32_t>;
 using VecU = Vec<uint32_t>;
 using VecL = Vec<int64_t>;
 
-// The integer that compares of T give, element by element: all ones or zero.
+// The result of a comparison: integers of the size of T, all ones for true and zero for false.
 template <class T>
-struct MaskOf {
-  using type = int32_t;
-};
-template <>
-struct MaskOf<double> {
-  using type = int64_t;
-};
-template <>
-struct MaskOf<int64_t> {
-  using type = int64_t;
-};
-template <class T>
-using Mask = Vec<typename MaskOf<T>::type>;
+using Mask = Vec<decltype((Vec<T>{} < Vec<T>{})[0] + 0)>;
 
 template <class To, class From>
 inline To bits(From from) {
@@ -74,7 +61,7 @@ template <class T>
 inline Vec<T> splat(T value) {
   return Vec<T>{} + value;
 }
-// Zero plus minus zero is zero: the sign needs another way.
+// For floats 0 + -0 is 0, so the bits are copied instead.
 template <>
 inline VecF splat<float>(float value) {
   return bits<VecF>(splat<int32_t>(bits<int32_t>(value)));
@@ -96,7 +83,7 @@ inline void store(void *to, V v) {
   std::memcpy(to, &v, sizeof v);
 }
 
-// The first `count` elements, and zeroes.
+// Loads `count` elements; the others are zero.
 template <class T>
 inline Vec<T> load_some(const T *from, int64_t count) {
   Vec<T> v = {};
@@ -114,7 +101,7 @@ inline V select(M mask, V yes, V no) {
   return mask ? yes : no;
 }
 
-// The value itself, as one that no later operation is contracted with: what made it has been rounded.
+// Returns the value. The compiler cannot fuse the operation that computed it with a later one, so it is rounded.
 template <class V>
 inline V rounded(V v) {
 #if defined(__x86_64__)
@@ -127,7 +114,7 @@ inline V rounded(V v) {
   return v;
 }
 
-// Two registers' worth of a wider type, the lower elements first.
+// The elements of one register, converted to a type of twice the size: the first half, and the second half.
 template <class T>
 struct Pair {
   Vec<T> low, high;
@@ -136,7 +123,7 @@ struct Pair {
 template <class T>
 using Half = typename VecOf<T, kLanes<T> / 2>::type;
 
-// Four-byte elements as eight-byte ones, and back.
+// Convert between four-byte and eight-byte elements.
 template <class Wide, class Narrow>
 inline Pair<Wide> widen(Vec<Narrow> v) {
   Half<Narrow> half[2];
@@ -152,7 +139,7 @@ inline Vec<Narrow> narrow(Vec<Wide> low, Vec<Wide> high) {
   return v;
 }
 
-// Added up, multiplied, ... within the register, in a fixed order: halves, quarters, and so on.
+// Combines all elements of a vector, in a fixed order: first its halves, then their halves, and so on.
 template <class T, class F>
 inline T fold(Vec<T> v, F combine) {
   T part[kLanes<T>];
@@ -164,5 +151,3 @@ inline T fold(Vec<T> v, F combine) {
 
 }  // namespace XRT_ISA
 }  // namespace xrt
-
-#endif

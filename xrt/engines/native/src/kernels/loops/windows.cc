@@ -1,4 +1,4 @@
-// Sliding windows: every output is a combination of elements at fixed offsets from it.
+// Loops of pools and convolutions: each output combines the elements at fixed offsets from its index.
 #include "functions.h"
 #include "tables.h"
 
@@ -6,11 +6,12 @@ namespace xrt {
 namespace XRT_ISA {
 namespace {
 
-// A few registers of outputs at a time: enough that the sums do not wait for each other.
-constexpr int kAtOnce = 4;
+// Registers of outputs per iteration: independent sums, so that an addition need not wait for the previous one.
+constexpr int kRegistersAtOnce = 4;
 
+// Computes `count` registers of outputs and stores the first `wanted` elements.
 template <int count, class F>
-inline void outputs(const float *x, float *y, int64_t wanted, VecF start, Taps taps, F combine) {
+inline void compute_outputs(const float *x, float *y, int64_t wanted, VecF start, Taps taps, F combine) {
   VecF totals[count];
   for (VecF &total : totals) total = start;
   for (int64_t t = 0; t < taps.count; ++t) {
@@ -29,10 +30,10 @@ inline void outputs(const float *x, float *y, int64_t wanted, VecF start, Taps t
 
 template <class F>
 inline void slide(const float *x, float *y, int64_t n, VecF start, Taps taps, F combine) {
-  constexpr int64_t many = kAtOnce * kLanes<float>;
+  constexpr int64_t many = kRegistersAtOnce * kLanes<float>;
   int64_t i = 0;
-  for (; i + many <= n; i += many) outputs<kAtOnce>(x + i, y + i, many, start, taps, combine);
-  for (; i < n; i += kLanes<float>) outputs<1>(x + i, y + i, n - i, start, taps, combine);
+  for (; i + many <= n; i += many) compute_outputs<kRegistersAtOnce>(x + i, y + i, many, start, taps, combine);
+  for (; i < n; i += kLanes<float>) compute_outputs<1>(x + i, y + i, n - i, start, taps, combine);
 }
 
 }  // namespace
