@@ -85,7 +85,7 @@ def test_public_names_have_no_underscore() -> None:
 
 
 SHIPPED = [
-    name for name in registry.names() if registry.find_entry_module(name).startswith("xrt.") and name != parse_spec(REFERENCE)[0]
+    name for name in registry.names() if registry.find_entry(name).module.startswith("xrt.") and name != parse_spec(REFERENCE)[0]
 ]
 """A plug-in that is installed here has words of its own, which XRT may use."""
 WORDS = frozenset(

@@ -61,7 +61,7 @@ def test_the_version_is_that_of_the_distribution_and_zero_outside_of_any(monkeyp
 def test_an_option_that_is_not_honoured_is_named() -> None:
     requests = CompileContext(ExecutionOptions(precision="fp16"))
     assert Least().unsupported_options(CompileContext(ExecutionOptions(threads=2))) is None
-    assert Least().unsupported_options(requests) == "engine 'least' does not honour precision='fp16'"
+    assert Least().unsupported_options(requests) == "engine 'least' does not support precision='fp16'"
 
 
 def test_an_executable_cannot_be_saved_or_loaded() -> None:
@@ -124,7 +124,7 @@ def test_calls_over_fixed_arrays_are_runs_with_a_copy_unless_the_engine_says_oth
     assert buffer.tolist() == [2, 2]
     with pytest.raises(RunFailed) as caught:
         executable.bind_outputs([np.zeros(3, "float32")])(x)
-    assert str(caught.value) == "a result is float32[2] where the buffer for it is float32[3]"
+    assert str(caught.value) == "a result is float32[2], but the buffer for it is float32[3]"
 
 
 def function_of(node: Node, opset: int = 20, domain: str = "", **constants: Any) -> Function:
@@ -186,14 +186,14 @@ def test_every_kernel_says_why_not_best_first_and_the_same_reason_once(ops: OpTa
     ops("Relu", why_not=never)(kernel)
     ops("Relu", since=9, priority=1, why_not=never)(kernel)
     ops("Relu", since=22, priority=2)(other)
-    assert ops.why_not(RELU, function_of(RELU)) == "the kernel serves opset 22 on; the model declares 20; never r"
+    assert ops.why_not(RELU, function_of(RELU)) == "the kernel supports opset 22 and later; the model declares 20; never r"
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"since": 21}, "the kernel serves opset 21 on; the model declares 20"),
-        ({"since": 6, "until": 13}, "the kernel serves opset 6 to 13; the model declares 20"),
+        ({"since": 21}, "the kernel supports opset 21 and later; the model declares 20"),
+        ({"since": 6, "until": 13}, "the kernel supports opset 6 to 13; the model declares 20"),
         ({"devices": ("cuda", "rocm")}, "the kernel runs on cuda, rocm, not on cpu"),
         ({"why_not": never}, "never r"),
     ],
@@ -214,8 +214,8 @@ def test_the_training_form_needs_a_kernel_that_says_so(ops: OpTable[Any]) -> Non
     normalization = Node("BatchNormalization", ("x", "s", "b", "m", "v"), ("y",), read_attributes({"training_mode": 1}))
     training = function_of(dropout, ratio=np.float32(0.5), train=np.bool_(True))
     ops("Dropout", "BatchNormalization")(kernel)
-    assert served(ops, normalization) == "the kernel does not serve the training form of BatchNormalization"
-    assert served(ops, dropout, training) == "the kernel does not serve the training form of Dropout"
+    assert served(ops, normalization) == "the kernel does not support the training form of BatchNormalization"
+    assert served(ops, dropout, training) == "the kernel does not support the training form of Dropout"
     ops("Dropout", train=True, priority=1)(other)
     assert served(ops, dropout, training) is other
     assert served(ops, dropout, function_of(dropout, ratio=np.float32(0.5), train=np.bool_(False))) is other
@@ -225,7 +225,7 @@ def test_an_operator_that_updates_the_model_needs_a_kernel_that_says_so(ops: OpT
     domain = "ai.onnx.preview.training"
     node = Node("Momentum", ("r", "t", "x", "g", "v"), ("y",), domain=domain)
     ops("Momentum", domain=domain)(kernel)
-    reason = "the kernel does not serve operators that update the model, as ai.onnx.preview.training.Momentum does"
+    reason = "the kernel does not support operators that update the model, such as ai.onnx.preview.training.Momentum"
     assert served(ops, node, function_of(node, 1, domain)) == reason
     ops("Momentum", domain=domain, model_update=True, priority=1)(other)
     assert served(ops, node, function_of(node, 1, domain)) is other
@@ -237,7 +237,7 @@ def test_a_duplicate_is_an_error_that_names_both(ops: OpTable[Any]) -> None:
         ops("Relu", priority=2)(other)
     assert str(caught.value) == (
         f"engine 'mine' has two kernels of priority 2 for Relu: {__name__}.kernel and {__name__}.other; "
-        "give one another priority, version range or predicate"
+        "change the priority, the version range or the predicate of one"
     )
 
 

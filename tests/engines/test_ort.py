@@ -166,7 +166,7 @@ REFUSED = [
         "provider_options of engine 'ort' are named <provider>.<option>, for a provider in use (CPUExecutionProvider); "
         "got 'AzureExecutionProvider.x'")),
     ({"provider_options": {"CPUExecutionProvider.x": 1}},
-     "ONNX Runtime's CPUExecutionProvider has no options of its own, and would ignore 'x'; leave it out"),
+     "ONNX Runtime's CPUExecutionProvider has no options, and would ignore 'x'; leave it out"),
 ]  # fmt: skip
 
 
@@ -231,7 +231,7 @@ def test_execution_options_that_are_not_honoured_are_named() -> None:
         return Ort().unsupported_options(CompileContext(ExecutionOptions(**options)))
 
     assert answer(threads=1) is None
-    assert answer(precision="fp16") == ("engine 'ort' computes in the model's own types: it does not honour precision='fp16'")
+    assert answer(precision="fp16") == "engine 'ort' does not support precision='fp16'"
 
 
 def test_an_error_while_running_has_its_cause_and_its_sense() -> None:

@@ -64,7 +64,7 @@ class Host(EmulatedDevice):
     def wait(self, streams: Sequence[Any]) -> None:
         self.waited += streams
 
-    def at(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Any:
+    def view_memory(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Any:
         memory = (ctypes.c_uint8 * (int(np.prod(shape)) * dtype.itemsize)).from_address(address)
         return np.frombuffer(memory, dtype).reshape(tuple(shape))
 
@@ -225,7 +225,7 @@ def test_tensorrt_is_there_with_its_libraries_and_computes_fp32_without_tf32(mon
         EngineUnavailable, match=r"TensorRT does not load: libnvinfer.*; TensorRT itself comes as 'tensorrt-cu13<11'$"
     ):
         xrt.engines.contract.registry.create("tensorrt")
-    monkeypatch.setattr("xrt.engines.ort.engine.why_no_tensorrt", lambda: None)
+    monkeypatch.setattr("xrt.engines.ort.cuda.why_no_tensorrt", lambda: None)
     engine = xrt.engines.contract.registry.create("tensorrt")
     monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
     assert "multiplies fp32 in TF32" in str(engine.unsupported_options(CompileContext(device="cuda:0")))
@@ -260,7 +260,7 @@ def test_a_build_without_cuda_says_so_in_the_plan(monkeypatch: pytest.MonkeyPatc
 def test_a_device_without_addresses_is_refused() -> None:
     with simulate_devices():
         context = CompileContext(device="cuda:0", accelerator=xrt.runtime.device("cuda"))
-        with pytest.raises(CompileRefused, match=r"^ONNX Runtime needs memory of cuda:0 at addresses, and is given none$"):
+        with pytest.raises(CompileRefused, match=r"^ONNX Runtime needs addresses of arrays, which cuda:0 does not have$"):
             Ort().compile(traced(), context)
 
 

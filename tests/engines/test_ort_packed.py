@@ -128,7 +128,7 @@ def test_mapped_weights_are_not_private_memory(path: Path, monkeypatch: pytest.M
     shared = 0
     for maps in (True, False):
         if not maps:
-            monkeypatch.setattr(saving.SavedSession, "place", lambda self, function: None)
+            monkeypatch.setattr(saving.SavedSession, "export_mapped", lambda self, function: None)
         with xrt.load(path, strict=True, cache=CompileCache()) as module:
             module(**inputs)
             uses = module.memory().regions[0].uses or ()
@@ -158,7 +158,7 @@ def test_a_file_that_was_replaced_is_not_mapped(when: str, path: Path, monkeypat
     inputs, expected = save(products(), path)
     other = path.with_name("other.xrt")
     save(products().replace(constants={**products().constants, "u": Constant(weights(5, N, N)[4])}), other)
-    place = saving.SavedSession.place
+    place = saving.SavedSession.export_mapped
 
     def replace(*arguments: Any) -> Any:
         placed = place(*arguments) if when == "meanwhile" else None
@@ -166,7 +166,7 @@ def test_a_file_that_was_replaced_is_not_mapped(when: str, path: Path, monkeypat
         path.with_name("copy").replace(path)
         return placed or place(*arguments)
 
-    monkeypatch.setattr(saving.SavedSession, "place", replace)
+    monkeypatch.setattr(saving.SavedSession, "export_mapped", replace)
     results, is_mapped = load_and_run(path, inputs)
     assert not is_mapped
     np.testing.assert_array_equal(results[0], expected[0])

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from tests.engines.written import one, tensor
-from xrt.engines.toolkit.known_issues import KnownIssue, Test, always, attribute_is, match_known_issue
+from xrt.engines.toolkit.known_issues import KnownIssue, Predicate, always, attribute_is, match_known_issue
 from xrt.engines.toolkit.libraries import remove_noise, shorten
 from xrt.engines.toolkit.memory import make_writable_alias
 from xrt.engines.toolkit.support import (
-    EVERY,
+    SYMBOLIC_OPERATORS,
     LibrarySupport,
     explain_disagreement,
     has_symbolic_dims,
-    why_not_at_every_size,
     why_not_defined,
+    why_not_symbolic,
 )
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.passes import infer_shapes
@@ -69,9 +69,9 @@ def test_an_alias_keeps_its_owner() -> None:
 SUPPORT = LibrarySupport(
     operator=(why_not_defined,),
     why_not_type=lambda node, name, type_: f"{name} is {type_}" if type_ == tensor(2, dtype=DType.INT4) else None,
-    typed="inputs",
+    known_types="inputs",
     tables=(lambda node, function: "listed" if node.op == "Relu" else None,),
-    answer=lambda node, function: f"asked about {node.op}",
+    query=lambda node, function: f"asked about {node.op}",
 )
 
 
@@ -113,7 +113,7 @@ def test_a_library_that_infers_another_type_disagrees(result: TensorType | str, 
         (lambda node, function: bool(node.inputs[2]), "is wrong too"),  # raises IndexError
     ],
 )
-def test_the_first_known_issue_that_applies_gives_the_reason(applies: Test, reason: str) -> None:
+def test_the_first_known_issue_that_applies_gives_the_reason(applies: Predicate, reason: str) -> None:
     issues = [KnownIssue(("LRN",), applies, "is wrong", ()), KnownIssue(("Relu", "LRN"), always, "is wrong too", ())]
     function = one("LRN", tensor(1, 2, 3, 3), size=3)
     assert match_known_issue(issues, function.nodes[0], function) == reason
@@ -130,7 +130,7 @@ def ask(inputs: Mapping[str, str], node: Node, output: str = "", constants: Mapp
         declared = graph({"y": f"float32[{output}]"}, {}).inputs
         function = function.replace(outputs=declared)
     assert has_symbolic_dims(function.nodes[0], function)
-    return why_not_at_every_size(function.nodes[0], function, EVERY)
+    return why_not_symbolic(function.nodes[0], function, SYMBOLIC_OPERATORS)
 
 
 @pytest.mark.parametrize(
@@ -174,5 +174,5 @@ def test_a_declared_extent_that_does_not_follow_is_not_believed() -> None:
     reason = ask({"x": "N,M"}, node("ReduceSum", "x k", "y", keepdims=0), "M", constants)
     assert reason == "the extents that the model declares for this ReduceSum do not follow from those of its inputs"
     function, fixed = (infer_shapes(one("Relu", tensor(extent), output=tensor(extent))) for extent in ("N", 3))
-    assert why_not_at_every_size(function.nodes[0], function, {"Neg"}) == "Relu is not computed with symbolic dims"
+    assert why_not_symbolic(function.nodes[0], function, {"Neg"}) == "Relu is not computed with symbolic dims"
     assert not has_symbolic_dims(fixed.nodes[0], fixed)

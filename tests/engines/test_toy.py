@@ -241,7 +241,7 @@ def test_a_device_that_nobody_has_opened_is_refused() -> None:
 
 def test_a_precision_is_not_honoured() -> None:
     context = CompileContext(ExecutionOptions(precision="fp16"))
-    assert Toy().unsupported_options(context) == "engine 'toy' does not honour precision='fp16'"
+    assert Toy().unsupported_options(context) == "engine 'toy' does not support precision='fp16'"
     assert Toy().unsupported_options(CompileContext()) is None
 
 

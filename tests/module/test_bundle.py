@@ -450,8 +450,8 @@ class Declared(GraphCompiler):
 
 def test_a_field_says_whether_it_names_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "engine_class", lambda name: Declared)
-    assert registry.free_options("declared{text=a, word=b, number=3}") == ("number", "text")
-    assert registry.why_not_chosen("declared{word=b}", "lock") is None
+    assert registry.list_file_options("declared{text=a, word=b, number=3}") == ("number", "text")
+    assert registry.why_forbidden("declared{word=b}", "lock") is None
 
 
 @pytest.mark.slow

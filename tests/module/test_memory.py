@@ -15,7 +15,7 @@ import pytest
 
 import xrt
 from xrt.cache import CompileCache
-from xrt.engines import CompileContext, Executable, peak_of_values
+from xrt.engines import CompileContext, Executable, compute_peak_of_values
 from xrt.engines.contract import registry
 from xrt.formats import onnx
 from xrt.graph import DType, Function, Node, TensorType
@@ -172,9 +172,9 @@ def test_tvm_frees_its_workspace_when_it_is_closed() -> None:
 def test_the_peak_of_values() -> None:
     nodes = node("Neg", "x", "a"), node("Neg", "a", "b"), node("Add", "a b", "c"), node("Neg", "c", "y")
     function = infer_shapes(graph({"x": F32}, {"y": F32}, *nodes))
-    assert peak_of_values(function) == 3 * WEIGHT  # a, b and c at the sum; the output is the caller's
-    assert peak_of_values(function.replace(types={})) is None
-    assert peak_of_values(graph({"x": F32}, {"x": F32})) == 0
+    assert compute_peak_of_values(function) == 3 * WEIGHT  # a, b and c at the sum; the output is the caller's
+    assert compute_peak_of_values(function.replace(types={})) is None
+    assert compute_peak_of_values(graph({"x": F32}, {"x": F32})) == 0
 
 
 @pytest.mark.slow

@@ -269,7 +269,7 @@ def test_a_refusal_that_nobody_can_take_over_is_the_cause_of_the_error() -> None
         ({"minimum_node": 2}, errors.OptionError, "XRTModule has no option 'minimum_node'. Did you mean 'minimum_nodes'?"),
         ({"engin": "ort"}, errors.OptionError, "XRTModule has no option 'engin'. Did you mean 'engine'?"),
         ({"device": "gpu"}, errors.DeviceError, "unknown device 'gpu'; a device is 'cpu', 'cuda' or 'cuda:N'."),
-        ({"precision": "fp16", "engine": "toy"}, errors.OptionError, "engine 'toy' does not honour precision='fp16'"),
+        ({"precision": "fp16", "engine": "toy"}, errors.OptionError, "engine 'toy' does not support precision='fp16'"),
     ],
 )
 def test_an_option_that_cannot_be_is_named(options: Any, error: type[Exception], text: str) -> None:

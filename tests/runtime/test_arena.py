@@ -280,7 +280,7 @@ def test_a_result_of_another_shape_is_not_spread_over_its_place() -> None:
     program = chained(100_000, Filling("a", shortens=True), Filling("b"))
     with pytest.raises(RunFailed) as caught:
         program.run([np.ones(100_000, "float32")])
-    region, output = caught.value.region, "a result is float32[1] where the buffer for it is float32[100000]"
+    region, output = caught.value.region, "a result is float32[1], but the buffer for it is float32[100000]"
     assert region.startswith("xrt_filling_")
     assert str(caught.value).endswith(f" failed to run {region}: {output}")
 

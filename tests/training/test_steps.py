@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import xrt
 from xrt import ops, training
-from xrt.engines import peak_of_values
+from xrt.engines import compute_peak_of_values
 from xrt.errors import InputError, ModelError, OptionError
 
 DRAW = np.random.default_rng(2)
@@ -221,7 +221,7 @@ def test_a_gradient_of_the_last_layer_is_used_before_that_of_the_first_is_known(
     place = {node.name: number for number, node in enumerate(function.nodes)}
     updates = [place[f"w{i:02}/update/sub_1"] for i in range(depth)]
     assert updates == sorted(updates, reverse=True)
-    peak = peak_of_values(function)
+    peak = compute_peak_of_values(function)
     assert peak is not None and peak < (depth + 8) * batch * width * 4
 
 

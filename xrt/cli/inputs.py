@@ -16,7 +16,7 @@ from xrt.bench import BenchTarget
 from xrt.bench.targets import find_batch_dim, from_files, name_batch, set_dims, set_shapes
 from xrt.cli.options import isolation_keywords, module_keywords, parse_dims
 from xrt.engines import split_specs
-from xrt.engines.contract.registry import why_not_chosen
+from xrt.engines.contract.registry import why_forbidden
 from xrt.errors import InputError, OptionError, did_you_mean
 from xrt.formats.arrays import read_npy, read_npz
 from xrt.formats.bundle import is_bundle, load_model
@@ -103,7 +103,7 @@ def open_model(model: str, params: dict[str, Any]) -> tuple[Function, XRTModule]
         return function, XRTModule(declared, **module_keywords(params))
     # A bundle must not choose engines whose options may name files or code, so the caller names these.
     engines = split_specs(params["engine"]) if params["engine"] else []
-    applicable = _BUNDLE_OPTIONS | ({"engine"} if any(why_not_chosen(spec, "bundle") for spec in engines) else set())
+    applicable = _BUNDLE_OPTIONS | ({"engine"} if any(why_forbidden(spec, "bundle") for spec in engines) else set())
     # Only options that the user typed are an error, not defaults.
     context = click.get_current_context()
     fixed = [

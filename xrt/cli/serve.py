@@ -14,7 +14,7 @@ import click
 from xrt.cli import options
 from xrt.cli.screen import complain, out, print_lines, show_status
 from xrt.engines import ExecutionOptions, split_specs
-from xrt.engines.contract.registry import why_not_chosen
+from xrt.engines.contract.registry import why_forbidden
 from xrt.errors import InputError, OptionError
 from xrt.formats.bundle import is_bundle
 from xrt.html.views import format_count
@@ -132,7 +132,7 @@ def _module_keywords(models: dict[str, dict[str, str]], params: dict[str, Any]) 
         keywords["engine"] = specs = split_specs(params["engine"])
         # A bundle has its engines. Naming them only allows options that may refer to files or code.
         is_fixed = all(is_bundle(path) for versions in models.values() for path in versions.values())
-        if is_fixed and not any(why_not_chosen(spec, "bundle") for spec in specs):
+        if is_fixed and not any(why_forbidden(spec, "bundle") for spec in specs):
             raise OptionError("a bundle has fixed engines; leave --engine out, or compile the model again")
     return keywords
 

@@ -22,7 +22,7 @@ from xrt.cli import inputs, options
 from xrt.cli.screen import complain, format_ms, out, print_facts, print_json, print_lines, show_status, show_table, show_times
 from xrt.engines import ExecutionOptions, split_specs
 from xrt.engines.contract import registry
-from xrt.engines.contract.registry import probe_all, why_not_chosen
+from xrt.engines.contract.registry import probe_all, why_forbidden
 from xrt.errors import EngineError, InputError, LockError, ModelError, OptionError, PlanError, did_you_mean
 from xrt.formats.arrays import read_npy, read_npz
 from xrt.formats.bundle import is_bundle
@@ -376,7 +376,7 @@ def _check_engine_choice(engines: Sequence[str], allowed: Sequence[str]) -> None
         if spec not in engines:
             raise OptionError(f"--engines names {spec!r}; the lock has {', '.join(engines)}.{did_you_mean(spec, engines)}")
     for spec in engines:
-        if spec not in allowed and (reason := why_not_chosen(spec, "lock")):
+        if spec not in allowed and (reason := why_forbidden(spec, "lock")):
             raise LockError(f"{reason}; pass --engines {spec!r} if that is what you want")
 
 
@@ -522,7 +522,7 @@ def _parse_candidates(texts: tuple[str, ...]) -> list[BenchCandidate]:
     # Unknown names are reported now; otherwise they would be failed candidates at the end of a long run.
     candidates = list(dict.fromkeys(BenchCandidate.parse(text) for text in texts))
     for name in dict.fromkeys(name for candidate in candidates for name in candidate.names if name != AUTO):
-        registry.find_entry_module(name)
+        registry.find_entry(name)  # raises UnknownEngine
     return candidates
 
 

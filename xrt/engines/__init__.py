@@ -41,6 +41,6 @@ if TYPE_CHECKING:
         split_specs as split_specs,
     )
     from xrt.engines.toolkit.blas import blas_limit as blas_limit
-    from xrt.engines.toolkit.memory import peak_of_values as peak_of_values
+    from xrt.engines.toolkit.memory import compute_peak_of_values as compute_peak_of_values
 
 __all__, __getattr__, __dir__ = load_lazily(__name__)

@@ -181,7 +181,7 @@ def _list_missing(name: str, specs: Sequence[str], listed_specs: Sequence[str]) 
     missing = {}
     for spec in specs:
         try:
-            if spec not in listed_specs and (reason := registry.why_not_chosen(spec, "bundle")):
+            if spec not in listed_specs and (reason := registry.why_forbidden(spec, "bundle")):
                 hint = f"pass engine={spec!r} (-e on the command line) if that is what you want"
                 raise BundleError(f"cannot load {name!r}: {reason}; {hint}")
             registry.create(spec)

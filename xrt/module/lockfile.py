@@ -64,7 +64,7 @@ class LockedPlacement:
         if by_spec and not by_spec.keys() >= specs.keys():
             return None
         try:
-            if not by_spec and any(registry.why_not_chosen(spec, "lock") for spec in specs):
+            if not by_spec and any(registry.why_forbidden(spec, "lock") for spec in specs):
                 return None
             return [registry.create(by_spec.get(spec, spec)) for spec in specs]
         except (EngineError, OptionError):

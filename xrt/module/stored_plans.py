@@ -171,13 +171,13 @@ def _make_signature(path: Path, settings: ModuleOptions, engines: EngineList) ->
         ("clustering", repr(settings.clustering)),
         ("strict", repr(settings.strict)),
         # Constant folding by the reference engine determines the weights of the regions.
-        ("fold", hash_sources(registry.find_entry_module(IMPLICIT)) if settings.fold_constants else "off"),
+        ("fold", hash_sources(registry.find_entry(IMPLICIT).module) if settings.fold_constants else "off"),
     ]
     if not isinstance(settings.shapes, str):
         ingredients.append(("shapes", repr(settings.shapes)))
     for engine in engines.engines:
         if engine.spec == engines.implicit:  # stored plans have no regions on it, so it is not imported
-            ingredients.append(("implicit", f"{engine.spec} {hash_sources(registry.find_entry_module(engine.name))}"))
+            ingredients.append(("implicit", f"{engine.spec} {hash_sources(registry.find_entry(engine.name).module)}"))
         else:
             key = make_engine_key(engine, engines.context).ingredients
             ingredients += [(f"{engine.spec} {name}", value) for name, value in key]

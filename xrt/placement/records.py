@@ -265,7 +265,7 @@ def make_decision_key(request: PlacementRequest, ingredients: Ingredients | None
     for engine in unwrap(request.engines):
         # The code of an unused engine is hashed without importing it.
         is_unused = isinstance(engine, LazyEngine)
-        code = hash_sources(registry.find_entry_module(engine.name) if is_unused else engine.implementation.__module__)
+        code = hash_sources(registry.find_entry(engine.name).module if is_unused else engine.implementation.__module__)
         if code == CODE_UNKNOWN:
             return None
         # An engine in development keeps its version while its code changes, so that the code counts too.

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from xrt.engines.contract.registry import why_not_chosen
+from xrt.engines.contract.registry import why_forbidden
 from xrt.errors import OptionError, XRTError
 from xrt.formats.bundle import BundleFile, is_bundle
 from xrt.module import XRTModule, load
@@ -36,7 +36,7 @@ def open_module(path: str | os.PathLike[str], options: Mapping[str, Any]) -> XRT
     if os.fspath(path).endswith(".onnx") and not is_bundle(path):
         return XRTModule(path, **options)
     engines = options.get("engine", ())
-    trusted = [engine for engine in ([engines] if isinstance(engines, str) else engines) if why_not_chosen(str(engine), "bundle")]
+    trusted = [engine for engine in ([engines] if isinstance(engines, str) else engines) if why_forbidden(str(engine), "bundle")]
     serving = read_serving(BundleFile(path)) if is_bundle(path) else None
     tuned = {} if serving is None else {"threads": serving.threads}
     return load(path, **{**tuned, **options, "engine": trusted})

@@ -17,7 +17,7 @@ from xrt.engines import CompileContext
 from xrt.engines.contract import registry
 from xrt.engines.contract.graph_compiler import prepare_or_close
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
-from xrt.engines.toolkit.support import ELEMENTWISE, EVERY, why_not_at_every_size
+from xrt.engines.toolkit.support import ELEMENTWISE, SYMBOLIC_OPERATORS, why_not_symbolic
 from xrt.errors import CompileRefused, ModelError, RunFailed
 from xrt.formats.onnx import expand
 from xrt.graph import Function, Node, TensorType, Value
@@ -183,7 +183,7 @@ def _evaluate(function: Function, values: list[Any]) -> SizedInputs | None:
         expected = _run_reference(fixed, values)
     except Exception:  # noqa: BLE001  # any failure means that these sizes are invalid
         return None
-    may_be_refused = any(why_not_at_every_size(node, function, EVERY) for node in function.nodes)
+    may_be_refused = any(why_not_symbolic(node, function, SYMBOLIC_OPERATORS) for node in function.nodes)
     return SizedInputs(fixed, values, expected, may_be_refused)
 
 

@@ -49,7 +49,7 @@ class EmulatedDevice(Accelerator):
     def address(self, value: Any) -> int:
         return int(value.ctypes.data) if isinstance(value, np.ndarray) else int(value)
 
-    def at(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Any:
+    def view_memory(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Any:
         raise NotImplementedError
 
     def upload(self, array: np.ndarray[Any, Any], gap: int = 0) -> DeviceArray:

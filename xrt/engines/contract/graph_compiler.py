@@ -25,63 +25,64 @@ if TYPE_CHECKING:
 
 
 class Executable(abc.ABC):
-    """A compiled Function. It holds no state of a call, so that several threads can run it at once."""
+    """A compiled Function. Several threads can run it at the same time."""
 
     outputs_are_fresh: ClassVar[bool] = False
-    """True promises that no output shares memory with an input, a constant or another output. If False, XRT copies."""
+    """Whether outputs never share memory with an input, a constant or another output. If False, XRT copies outputs that might."""
 
     updates_inputs: ClassVar[bool] = True
-    """False promises that `run` writes only to buffers passed in ``options.out``. If True, a run may update an aliased input in
-    place, and XRT does not retry a failed call."""
+    """Whether `run` may update an aliased input in place, so that XRT cannot repeat a failed call. Set it to False if `run`
+    writes only to the buffers in ``options.out``."""
 
     survives_fork: bool = True
     """Whether a forked child may run it. If False, the child compiles again, and `run` in the child must raise RunFailed."""
 
     idle_threads: int = 0
-    """Threads that stay alive between runs. The cache keeps only a few executables that have any."""
+    """Number of threads that stay alive between runs. The cache keeps only a few executables with idle threads."""
 
     concurrent_runs: int | None = None
-    """The number of runs that can compute at the same time; others wait. None: no limit."""
+    """The maximum number of runs that compute at the same time, while further runs wait; None for no limit."""
 
     def prepare(self) -> None:  # noqa: B027  # optional: doing nothing is a correct default
         """Allocate memory, bind inputs, choose kernels. Called once, before the first run."""
 
     @abc.abstractmethod
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        """Compute the Function's outputs from its inputs, both in the order of the Function. Several threads may call it at once.
+        """Compute the outputs from the inputs, both in the order of the Function. Several threads may call it at the same time.
 
-        Tensors are NumPy arrays of the declared type in native byte order, with any strides; 0-d tensors are arrays too, not
-        scalars. Sequences are lists. An absent optional is None. Each run allocates new outputs; with ``options.out``, fill those
-        buffers and return them. Never modify an input. There is one exception: an engine may write an output into the input that
-        an alias of the Function pairs with it and return that input. If it does not, XRT copies.
+        Tensors are NumPy arrays of the declared type in native byte order, with any strides. A 0-d tensor is an array, not a
+        scalar. Sequences are lists, and an absent optional is None. Allocate new outputs, or fill the buffers in ``options.out``
+        and return these. Do not modify inputs, except that an output with an alias may overwrite the input of the alias; then
+        return that input as the output. If `run` does not do this, XRT copies the output to the input.
 
-        On another device, inputs and outputs are arrays of that device. Put the work on ``options.stream``, which is current, and
-        return without waiting for it.
+        On another device, inputs and outputs are arrays of that device. Put the work on ``options.stream``, which is the current
+        stream, and return without waiting for it.
         """
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
-        """Return the fastest function that computes what `run` does without options. Its arguments are the inputs.
+        """Return the fastest function that does the same as `run` without options. The arguments of the function are the inputs.
 
-        Called after `prepare`. The result is valid until `close`; several threads may call it at once. The default wraps `run`.
+        XRT calls this method after `prepare`, and the returned function until `close`, from several threads at the same time. By
+        default the function calls `run`.
         """
         run = self.run
         return lambda *inputs: run(inputs)
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        """Bind the arrays of a call: the result reads ``inputs`` as they are at each call, and writes to ``outputs``.
+        """Return a function that runs the Function on these arrays. Each call reads ``inputs`` again and writes to ``outputs``.
 
-        All arrays are C-contiguous and of the declared types; inputs that are not tensors are passed unchanged. No two threads
-        call the result at once. A buffer shares memory with an input only if `inplace_pairs` lists the pair.
+        All arrays are C-contiguous and of the declared types; inputs that are not tensors are passed unchanged. Threads do not
+        call the function at the same time. An output shares memory with an input only if `inplace_pairs` lists the pair.
         """
         call = self.bind_outputs(outputs)
         return lambda: call(*inputs)
 
     def bind_outputs(self, outputs: Sequence[Any]) -> Callable[..., None]:
-        """Like `bind`, but the inputs are arguments of the call and need not be contiguous."""
+        """Like `bind`, but the inputs are arguments of the returned function. They need not be contiguous."""
         options = RunOptions(out=tuple(outputs))
 
         def call(*inputs: Any) -> None:
-            # Tolerate an engine that returns new arrays in spite of `out`.
+            # An engine may return new arrays and ignore `out`.
             for result, buffer in zip(self.run(inputs, options), outputs, strict=True):
                 if result is not buffer:
                     fill(buffer, result)
@@ -89,36 +90,35 @@ class Executable(abc.ABC):
         return call
 
     def supports_io_binding(self) -> bool:
-        """True promises that calls from `bind` and `bind_outputs` cost no more than `run` and do not copy. XRT then uses them."""
+        """Whether XRT should use `bind` and `bind_outputs`: their functions take no longer than `run` and do not copy arrays."""
         return False
 
     def output_buffer_threshold(self) -> Sequence[int | None]:
-        """Per output, the size in bytes from which `run` should compute directly into a caller's buffer.
+        """For each output, the size in bytes from which XRT should pass a buffer in ``options.out`` for it.
 
-        None for an output that would be computed elsewhere and copied. The default, an empty sequence, means None for every
-        output.
+        None if `run` would compute the output elsewhere and copy it to the buffer. The default, an empty sequence, means None for
+        all outputs.
         """
         return ()
 
     def inplace_pairs(self) -> Sequence[tuple[int, int]]:
-        """The (input, output) pairs where the output buffer of `run` or `bind` may be the memory of the input.
+        """The (input, output) index pairs for which a caller of `run` or `bind` may pass the input as the output buffer.
 
-        XRT may use any of them together, each input and output at most once, and only if nothing reads the input afterwards. The
-        default is none.
+        The caller may do this for several pairs in one call if no input or output occurs twice. By default there are no pairs.
         """
         return ()
 
     def why_not_capturable(self) -> str | None:
-        """Explain why a run on a device cannot be captured and replayed, as in a CUDA graph; None if it can.
+        """Explain why a run on a device cannot be captured and replayed, for example as a CUDA graph; None if it can.
 
-        It can if each run only enqueues the same work on the stream and never waits. By default it cannot.
+        A run can be captured if it enqueues the same work on the stream each time and does not wait. By default it cannot.
         """
         return "its engine does not promise that a run never waits"
 
     def memory(self) -> Sequence[MemoryUse] | None:
-        """List the memory that the executable uses in addition to the Function's constants, which XRT counts.
+        """List the memory that the executable uses in addition to the constants of the Function; None, the default, if unknown.
 
-        None, the default, means unknown; an empty sequence means that there is none. Called after `prepare`.
+        XRT calls this after `prepare`, and counts the constants.
         """
         return None
 
@@ -134,8 +134,8 @@ class GraphCompiler(abc.ABC):
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
     """Supported kinds of device: ``"cpu"``, ``"cuda"``."""
     supports_dynamic_shapes: ClassVar[bool] = False
-    """Whether one executable can serve every size of symbolic dims. If False, XRT binds the dims and compiles once per shape.
-    `why_not_dynamic` can still decline a single Function."""
+    """Whether one executable can compute a Function for all sizes of its symbolic dims. If False, XRT replaces these dims by
+    numbers and compiles once per set of sizes. If True, `why_not_dynamic` can still decline a Function."""
     compiles_in_parallel: ClassVar[bool] = True
     """Whether threads may call `compile` at once. If False, XRT compiles one region of this engine at a time."""
     deviations: ClassVar[tuple[Deviation, ...]] = ()
@@ -146,24 +146,25 @@ class GraphCompiler(abc.ABC):
     def why_not(self, node: Node, function: Function) -> str | None:
         """Explain why this engine does not support `node`, or return None if it does.
 
-        XRT calls it for every node of a model. It must be pure and cheap (memoize by operator, version and types), and it never
-        raises. The answer is about the node in isolation. If an operator is only supported inside a larger pattern, accept it
-        here and raise `CompileRefused` in `compile` when the pattern is absent.
+        XRT calls this for every node of a model, so it must be fast (memoize by operator, version and types). It must not raise,
+        and depend only on the node and the types and constants around it. If an operator is only supported inside a larger
+        pattern, accept it here and raise `CompileRefused` in `compile` when the pattern is absent.
         """
 
     @abc.abstractmethod
     def compile(self, function: Function, context: CompileContext) -> Executable:
         """Compile a Function whose nodes `why_not` all accepted.
 
-        Raise CompileRefused with a reason if it cannot be compiled after all. Any other exception is reported as CompileFailed.
-        In both cases XRT places those nodes on other engines.
+        Raise CompileRefused with a reason if the Function cannot be compiled after all. XRT reports any other exception as
+        CompileFailed. In both cases it places the nodes on other engines.
         """
 
     def why_not_dynamic(self, function: Function) -> str | None:
-        """Explain why this Function should be compiled once per set of sizes; None if one executable should serve all.
+        """Explain why this Function should be compiled once per set of sizes; None if one executable should support all sizes.
 
         The Function is a region or a model with symbolic dims and known types. Decline it if the library cannot compile it for
-        all sizes, or would be slow; ``shapes="one"`` ignores this reason. Decline nodes with wrong results in `why_not`.
+        all sizes, or if the result would be slow. With ``shapes="one"`` XRT ignores this reason, so decline nodes with wrong
+        results in `why_not` instead.
         """
         return None if self.supports_dynamic_shapes else f"engine {self.spec!r} compiles for fixed sizes"
 
@@ -175,18 +176,15 @@ class GraphCompiler(abc.ABC):
         return _find_version(type(self).__module__)
 
     def unsupported_options(self, context: CompileContext) -> str | None:
-        """Explain which of the execution options the engine does not implement, or return None.
-
-        By default an engine computes in the types of the model and declines a reduced precision.
-        """
+        """Explain which execution option the engine does not support, or return None. By default it supports only fp32."""
         precision = context.options.precision
-        return None if precision == "fp32" else f"engine {self.name!r} does not honour precision={precision!r}"
+        return None if precision == "fp32" else f"engine {self.name!r} does not support precision={precision!r}"
 
     def lower_precision(self, precision: Precision) -> GraphCompiler | None:
         """Return the variant of this engine that computes float32 in ``precision`` on this machine; by default None.
 
-        For ``int8`` it computes the products and convolutions of a quantized Function in integers; for ``bf16`` and ``fp16`` it
-        lowers the precision of an ordinary Function. If its results differ, its spec must differ too. It may query the library.
+        With ``int8`` the variant computes the matrix products and convolutions of a quantized Function in integers. With ``bf16``
+        and ``fp16`` it computes an ordinary Function in that type. A variant that returns other results must have another spec.
         """
         return None
 
@@ -199,64 +197,64 @@ class GraphCompiler(abc.ABC):
         return self.devices
 
     def fuses_dequantization(self, node: Node, function: Function) -> bool:
-        """Whether to keep a DequantizeLinear of constants because the engine computes its readers in integers.
+        """Whether the engine fuses this DequantizeLinear of a constant with the nodes that read it, to compute them in integers.
 
-        Called for each such node before placement. If False, the default, XRT folds the node. Pure and cheap.
+        XRT calls this before placement. If the result is False (the default), XRT folds the node to a float constant.
         """
         return False
 
     def list_mutable_inputs(self, node: Node, function: Function) -> Sequence[int]:
-        """List the indices of inputs that the engine can overwrite with the first output if nothing else reads them.
+        """List the indices of inputs that the engine can overwrite with the first output if no other node reads them.
 
-        Called for nodes that update state, for which XRT prefers an engine that updates in place to one that copies. Pure and
-        cheap. The default is none; an engine with an `OpTable` uses the ``mutable`` of its kernels.
+        XRT calls this for nodes that update state, and prefers an engine that updates the state in place. By default there are no
+        such inputs. Must be fast.
         """
         return ()
 
     def remarks(self, function: Function) -> tuple[str, ...]:
-        """List notes for the user on how the engine runs this Function, one sentence each, for ``explain``."""
+        """List notes for the user about the compilation of this Function, one sentence each, for ``explain``."""
         return ()
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
-        """Serialize the executable to bytes for `load`. Raises CompileRefused with a reason if it cannot.
+        """Serialize the executable to bytes for `load`. Raises CompileRefused with a reason if that is not possible.
 
-        It may write to ``context.workdir`` and return a memory-mapped file from there. The bytes are data, never a pickle: XRT
-        stores them with checksums for a later process on this machine, or in a bundle for another machine. XRT also stores the
-        Function's constants; refer to them instead of copying them.
+        The method may write to ``context.workdir`` and return a memory-mapped file from there. Do not use pickle: XRT stores the
+        bytes with checksums for later processes on this machine, or in a bundle for other machines. XRT also stores the constants
+        of the Function, so the bytes should refer to constants instead of copying them.
         """
         raise CompileRefused(f"engine {self.name!r} cannot save an executable")
 
     def is_worth_saving(self, function: Function) -> bool:
-        """Whether loading this Function is faster than compiling it. If False, the disk cache does not store it.
+        """Whether loading this Function is faster than compiling it. Must be fast.
 
-        Pure and cheap. True by default. `save` must work for every Function regardless.
+        If False, the disk cache does not store the Function, but bundles do.
         """
         return True
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
-        """Create the executable from the bytes of `save`, not yet prepared.
+        """Create the executable from the bytes of `save`. XRT calls `prepare` afterwards.
 
-        The Function equals the compiled one except for the names of inner values and nodes and the order of its constants;
-        engine, versions and context are the same. ``data`` is read-only, aligned to 64 bytes, often memory-mapped, and may be
-        kept; ``context.workdir`` is deleted after this returns.
+        The Function equals the compiled one, except for the names of inner values and nodes and the order of constants. Engine,
+        versions and context are the same. ``data`` is read-only, aligned to 64 bytes and often memory-mapped. The executable may
+        keep a reference to it. ``context.workdir`` is deleted after this method returns.
         """
         raise CompileRefused(f"engine {self.name!r} cannot load an executable")
 
     def can_load_with_threads(self, saved: int, threads: int) -> bool:
-        """Whether an executable saved with ``saved`` threads can be loaded with ``threads`` without recompiling.
+        """Whether an executable that was compiled for ``saved`` threads can be loaded for ``threads`` threads.
 
-        Return True if the library sets the thread count at load time. The default requires an equal budget.
+        Return True if the library sets the thread count at load time. By default the counts must be equal.
         """
         return saved == threads
 
     @property
     def implementation(self) -> type[GraphCompiler]:
-        """The class that compiles; only a proxy overrides it."""
+        """The class of the engine. A proxy returns the class of its inner engine."""
         return type(self)
 
-    @cached_property  # plans use it often, and the fields are frozen
+    @cached_property  # used often, and the fields are frozen
     def spec(self) -> str:
-        """The engine in text form, as in ``"tvm{opt_level=3}"``: its name, and the fields that differ from their defaults."""
+        """The text form of the engine, as in ``"tvm{opt_level=3}"``: its name, and the fields that differ from their defaults."""
         from xrt.engines.contract.spec import format_spec
 
         return format_spec(self)
@@ -268,14 +266,14 @@ class GraphCompiler(abc.ABC):
 def fill(buffer: np.ndarray[Any, Any], result: Any) -> np.ndarray[Any, Any]:
     """Copy a result into a buffer and return the buffer. Raises RunFailed if their dtype or shape differs."""
     if result.dtype != buffer.dtype or result.shape != buffer.shape:
-        actual, expected = (f"{array.dtype}{list(array.shape)}" for array in (result, buffer))
-        raise RunFailed(f"a result is {actual} where the buffer for it is {expected}")
+        result_type, buffer_type = f"{result.dtype}{list(result.shape)}", f"{buffer.dtype}{list(buffer.shape)}"
+        raise RunFailed(f"a result is {result_type}, but the buffer for it is {buffer_type}")
     np.copyto(buffer, result)
     return buffer
 
 
 def prepare_or_close(executable: Executable) -> Executable:
-    """Prepare an executable and return it; close it if that fails, because the caller then has no reference to it."""
+    """Prepare an executable and return it. If that fails, close it, because the caller has no reference to it."""
     try:
         executable.prepare()
     except BaseException:
@@ -286,10 +284,11 @@ def prepare_or_close(executable: Executable) -> Executable:
 
 @cache
 def _find_version(module: str) -> str:
-    """Find name and version of the distribution that contains a module. Cached, as it scans all installed distributions."""
+    """Find the name and version of the distribution that contains a module; "0" if there is none."""
     from importlib import metadata
 
     package = module.partition(".")[0]
+    # This scans all installed distributions.
     for distribution in metadata.packages_distributions().get(package, ()):
         return f"{distribution} {metadata.version(distribution)}"
     return "0"
@@ -297,7 +296,7 @@ def _find_version(module: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """One use of memory and the reason for it."""
+    """A part of the memory of an executable."""
 
     name: str
     """A short label: ``"packed weights"``, ``"workspace"``."""
@@ -306,13 +305,13 @@ class MemoryUse:
     why: str
     """Why it is needed, in one sentence."""
     per_call: bool = False
-    """True: allocated by each running call. False: held from compile to close."""
+    """Whether each running call allocates it. Otherwise it is allocated from compile to close."""
     shared: bool = False
-    """Whether the memory is a mapped file: all processes of the host share its pages, and the system may evict them."""
+    """Whether it is a memory-mapped file, whose pages all processes of the host share."""
 
 
 class Accelerator(abc.ABC):
-    """A device with its own memory and streams. Work on a stream runs in order and does not block the calling thread."""
+    """A device with separate memory and streams. Work on a stream runs in order and does not block the calling thread."""
 
     name: str
     """``cuda:0``."""
@@ -320,7 +319,7 @@ class Accelerator(abc.ABC):
     @property
     @abc.abstractmethod
     def hardware(self) -> str:
-        """Model, compute capability and driver versions; part of the signature."""
+        """Model, compute capability and driver versions, which are part of the cache key of a compiled region."""
 
     @property
     def architecture(self) -> str:
@@ -335,15 +334,18 @@ class Accelerator(abc.ABC):
     @property
     @abc.abstractmethod
     def has_addresses(self) -> bool:
-        """Whether arrays and streams have addresses to pass to a native library (``__cuda_array_interface__``, ``ptr``)."""
+        """Whether arrays and streams have addresses for native libraries (``__cuda_array_interface__``, ``ptr``)."""
 
     @abc.abstractmethod
     def address(self, value: Any) -> int:
         """Get the address of an array or a stream, to pass to a native library. Requires `has_addresses`."""
 
     @abc.abstractmethod
-    def at(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Any:
-        """Make an array over memory of ``owner``, which the array keeps alive. Requires `has_addresses`."""
+    def view_memory(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Any:
+        """Make an array on memory at an address, which belongs to ``owner``. The array keeps the owner alive.
+
+        Requires `has_addresses`.
+        """
 
     @abc.abstractmethod
     def upload(self, array: np.ndarray[Any, Any]) -> Any:
@@ -363,18 +365,17 @@ class Accelerator(abc.ABC):
 
     @abc.abstractmethod
     def follow(self, later: Any, earlier: Any) -> None:
-        """Make work enqueued on ``later`` from now on wait for the work now on ``earlier``, without blocking this thread.
+        """Make the future work of stream ``later`` wait for the present work of stream ``earlier``, without blocking this thread.
 
         Does nothing if both are the same stream.
         """
 
     @abc.abstractmethod
     def wait(self, streams: Sequence[Any]) -> None:
-        """Block the calling thread until all work now on the streams is done."""
+        """Block the calling thread until the present work of the streams is done."""
 
 
 DeviationKind: TypeAlias = Literal["nan", "infinity", "denormal", "integer", "float16", "empty"]
-"""Special values on which an engine may differ from the reference."""
 DEVIATIONS: Mapping[DeviationKind, str] = {
     "nan": "a NaN may come out as a number, or a number as NaN",
     "infinity": "an infinity may come out as a number or NaN",
@@ -383,7 +384,7 @@ DEVIATIONS: Mapping[DeviationKind, str] = {
     "float16": "intermediate results are kept in float32: they do not overflow and are not rounded",
     "empty": "the result for a tensor without elements may differ",
 }
-"""Describes each kind of deviation."""
+"""The description of each kind of deviation."""
 
 
 class Deviation(NamedTuple):

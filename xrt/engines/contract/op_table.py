@@ -23,9 +23,8 @@ class Kernel(Generic[K]):
     op_type: str
     domain: str
     code: K
-    """The registered object; its signature is up to the engine."""
+    """The registered object, usually a function. Each engine defines its arguments."""
     since: int
-    """First supported opset version."""
     until: int | None
     """Last supported opset version; None for no limit."""
     devices: tuple[str, ...]
@@ -38,22 +37,22 @@ class Kernel(Generic[K]):
     model_update: bool
     """Whether it also supports operators that update the state of the model, such as an optimizer step."""
     host: tuple[int, ...] = ()
-    """Indices of inputs that are NumPy arrays on every device, because the kernel needs their values: shapes, axes, counts."""
+    """Indices of inputs that are NumPy arrays on every device, because the kernel reads their values: shapes, axes, counts."""
 
-    def refusal(self, node: Node, function: Function, device: str) -> str | None:
+    def explain_refusal(self, node: Node, function: Function, device: str) -> str | None:
         """Explain why this kernel does not support the node on this kind of device; None if it does."""
         version = function.opsets.get(node.domain)
         if version is None:
             return f"the function imports no opset for domain {node.domain!r}"
         if version < self.since or (self.until is not None and version > self.until):
-            end = "on" if self.until is None else f"to {self.until}"
-            return f"the kernel serves opset {self.since} {end}; the model declares {version}"
+            supported = f"{self.since} and later" if self.until is None else f"{self.since} to {self.until}"
+            return f"the kernel supports opset {supported}; the model declares {version}"
         if device.partition(":")[0] not in self.devices:
             return f"the kernel runs on {', '.join(self.devices)}, not on {device}"
         if not self.train and is_training(node, function):
-            return f"the kernel does not serve the training form of {node.op}"
+            return f"the kernel does not support the training form of {node.op}"
         if not self.model_update and node.domain == "ai.onnx.preview.training":
-            return f"the kernel does not serve operators that update the model, as {node.op} does"
+            return f"the kernel does not support operators that update the model, such as {node.op}"
         return self.why_not(node, function) if self.why_not else None
 
 
@@ -66,20 +65,13 @@ class OpTable(Generic[K]):
     """
 
     def __init__(self, engine: str, devices: tuple[str, ...] = ("cpu",)) -> None:
-        """``devices`` are those of kernels that are registered without devices."""
+        """``devices`` is the default for kernels."""
         self.engine = engine
         self.devices = devices
         self._kernels: dict[tuple[str, str], list[Kernel[K]]] = {}
 
     def extend(self, engine: str, *others: OpTable[K]) -> OpTable[K]:
-        """Merge this table and ``others`` into a new table for another engine. Adding kernels to it does not change these.
-
-        >>> base = OpTable("base")
-        >>> mine = base.extend("mine")
-        >>> _ = mine("Relu")(abs)
-        >>> ("", "Relu") in mine, ("", "Relu") in base
-        (True, False)
-        """
+        """Make a table for another engine with the kernels of this table and of ``others``, which do not change."""
         table: OpTable[K] = OpTable(engine, self.devices)
         table._kernels = {op: list(kernels) for op, kernels in self._kernels.items()}
         for kernel in chain.from_iterable(others):
@@ -102,8 +94,8 @@ class OpTable(Generic[K]):
     ) -> Callable[[K], K]:
         """Return a decorator that registers a kernel for these operators. `Kernel` describes the arguments.
 
-        Raises EngineError if the table has a kernel of the operator with the same priority and predicate for one of the versions
-        on one of the devices.
+        Raises EngineError if the table already has a kernel for the operator with the same priority and predicate, and the two
+        have a version and a device in common.
         """
         kernel_devices = self.devices if devices is None else devices
 
@@ -121,29 +113,29 @@ class OpTable(Generic[K]):
     def _add(self, new: Kernel[K]) -> None:
         kernels = self._kernels.setdefault((new.domain, new.op_type), [])
         for old in kernels:
-            # Different predicates may divide the cases; only identical conditions are a conflict.
-            if old.priority == new.priority and old.why_not is new.why_not and _do_overlap(old, new):
+            versions_overlap = (old.until is None or old.until >= new.since) and (new.until is None or new.until >= old.since)
+            devices_overlap = not set(old.devices).isdisjoint(new.devices)
+            # Kernels with different predicates may support different nodes.
+            are_alike = old.priority == new.priority and old.why_not is new.why_not
+            if are_alike and versions_overlap and devices_overlap:
                 raise EngineError(
                     f"engine {self.engine!r} has two kernels of priority {new.priority} for {new.op_type}: "
-                    f"{_format(old.code)} and {_format(new.code)}; give one another priority, version range or predicate"
+                    f"{_format(old.code)} and {_format(new.code)}; change the priority, the version range or the predicate of one"
                 )
         kernels.append(new)
-        # Stable sort: kernels of equal priority keep their order of registration.
+        # The sort is stable: kernels of equal priority are tried in the order of registration.
         kernels.sort(key=lambda kernel: -kernel.priority)
 
-    def find(self, node: Node, function: Function, device: str = "cpu", without: Collection[K] = ()) -> Kernel[K] | str:
-        """Find the kernel that supports the node, or return the reasons of all candidates.
-
-        Kernels whose code is in ``without`` are skipped.
-        """
+    def find(self, node: Node, function: Function, device: str = "cpu", excluded: Collection[K] = ()) -> Kernel[K] | str:
+        """Find the kernel that supports the node, except kernels whose code is in ``excluded``; or return the reasons of all."""
         reasons = []
         for kernel in self._kernels.get((node.domain, node.op_type), ()):
-            if without and kernel.code in without:
+            if excluded and kernel.code in excluded:
                 continue
-            reason = kernel.refusal(node, function, device)
+            reason = kernel.explain_refusal(node, function, device)
             if reason is None:
                 return kernel
-            # Kernels of one operator often decline a node for the same reason.
+            # Several kernels may decline a node for the same reason.
             if reason not in reasons:
                 reasons.append(reason)
         return "; ".join(reasons) or f"engine {self.engine!r} has no kernel for {node.op}"
@@ -153,11 +145,6 @@ class OpTable(Generic[K]):
         kernel = self.find(node, function, device)
         return kernel if isinstance(kernel, str) else None
 
-    def list_mutable_inputs(self, node: Node, function: Function, device: str = "cpu") -> tuple[int, ...]:
-        """List the inputs that the node's kernel may overwrite with its result; none if no kernel supports the node."""
-        kernel = self.find(node, function, device)
-        return () if isinstance(kernel, str) else tuple(index for index in kernel.mutable if index < len(node.inputs))
-
     def __iter__(self) -> Iterator[Kernel[K]]:
         for kernels in self._kernels.values():
             yield from kernels
@@ -165,11 +152,6 @@ class OpTable(Generic[K]):
     def __contains__(self, op: tuple[str, str]) -> bool:
         """Whether there is any kernel for this (domain, operator)."""
         return op in self._kernels
-
-
-def _do_overlap(a: Kernel[K], b: Kernel[K]) -> bool:
-    versions_overlap = (a.until is None or a.until >= b.since) and (b.until is None or b.until >= a.since)
-    return versions_overlap and bool(set(a.devices) & set(b.devices))
 
 
 def _format(code: object) -> str:

@@ -1,4 +1,4 @@
-"""Proxies of an engine: one imports the library on first use, one answers `why_not` from a record."""
+"""Proxies of engines: `LazyEngine` imports an engine on first use, `RecordedSupportEngine` stores results of `why_not`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class EngineProxy(GraphCompiler):
-    """An engine that forwards `why_not`, `compile` and the members listed below to another one, its ``inner``."""
+    """An engine that forwards `why_not`, `compile` and the members that are listed below to the engine ``inner``."""
 
     inner: GraphCompiler
 
@@ -28,16 +28,17 @@ class EngineProxy(GraphCompiler):
         return self.inner.compile(function, context)
 
 
-# `lower_precision` and the methods for `xrt engines` are not forwarded: they concern the engine itself.
-for _name in (
-    *("spec", "implementation", "version", "supports_dynamic_shapes", "why_not_dynamic", "unsupported_options"),
-    *("fuses_dequantization", "list_mutable_inputs", "remarks", "is_worth_saving", "save", "load", "can_load_with_threads"),
-):
+# Not forwarded are `lower_precision` and the methods for `xrt engines`, because a proxy must implement these itself.
+_FORWARDED = """
+    spec implementation version supports_dynamic_shapes why_not_dynamic unsupported_options fuses_dequantization
+    list_mutable_inputs remarks is_worth_saving save load can_load_with_threads
+"""
+for _name in _FORWARDED.split():
     setattr(EngineProxy, _name, property(attrgetter(f"inner.{_name}")))
 
 
 class LazyEngine(EngineProxy):
-    """A registered engine with default options, described by the status that an earlier process recorded."""
+    """A registered engine with default options that is imported on first use. Until then its stored status describes it."""
 
     def __init__(self, status: EngineStatus) -> None:
         self.status = status
@@ -46,7 +47,7 @@ class LazyEngine(EngineProxy):
 
     @cached_property
     def inner(self) -> GraphCompiler:  # type: ignore[override]  # read-only
-        """The real engine, imported on first use; raises EngineUnavailable if it is no longer installed."""
+        """The real engine. Raises EngineUnavailable if it is no longer installed."""
         return registry.create(self.name)
 
     @property
@@ -54,7 +55,7 @@ class LazyEngine(EngineProxy):
         return self.name
 
     @property
-    def compiles_in_parallel(self) -> bool:  # type: ignore[override]  # that of the real engine
+    def compiles_in_parallel(self) -> bool:  # type: ignore[override]  # a class variable in the base class
         return self.inner.compiles_in_parallel
 
     def unsupported_options(self, context: CompileContext) -> str | None:
@@ -69,7 +70,7 @@ class LazyEngine(EngineProxy):
 
 
 class ImplicitEngine(LazyEngine):
-    """The reference engine, added after the listed ones. It rarely runs, so its properties are constants that need no import."""
+    """The reference engine, which XRT adds to the user's engines. It rarely runs, so its properties do not require its import."""
 
     supports_dynamic_shapes = True
     compiles_in_parallel = True
@@ -79,22 +80,22 @@ class ImplicitEngine(LazyEngine):
 
 
 class RecordedSupportEngine(EngineProxy):
-    """An engine whose `why_not` returns recorded reasons, for plans that are only described. It cannot compile."""
+    """An engine whose `why_not` returns stored reasons. It cannot compile; it is for plans that are explained but not run."""
 
     def __init__(self, engine: GraphCompiler, declined: Mapping[str, str]) -> None:
-        """``declined`` maps names of nodes to reasons."""
+        """``declined`` has the reasons by node name."""
         self.inner = engine
         self._declined = declined
-        self.name = engine.name  # type: ignore[misc]  # as above
+        self.name = engine.name  # type: ignore[misc]  # an instance attribute shadows the class variable
         self.devices = engine.devices  # type: ignore[misc]
 
     def why_not(self, node: Node, function: Function) -> str | None:
         return self._declined.get(node.name)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        raise NotImplementedError(f"{self.spec!r} has only recorded reasons of why_not and cannot compile")
+        raise NotImplementedError(f"this proxy of {self.spec!r} has only stored results of why_not, so it cannot compile")
 
 
 def load_engine(engine: GraphCompiler) -> GraphCompiler:
-    """Import the engine behind a `LazyEngine`; any other engine is returned as it is."""
+    """Import the engine of a `LazyEngine`. Other engines are returned unchanged."""
     return engine.inner if isinstance(engine, LazyEngine) else engine

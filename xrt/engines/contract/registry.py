@@ -1,7 +1,7 @@
-"""The registry of engines: entry points of the group ``xrt.engines``, declarations read without an import, and probes.
+"""The registry of engines: finds the entry points of the group ``xrt.engines``, reads declarations, and probes engines.
 
-XRT's own engines are registered like any plug-in. An engine is imported when it is first used; a plug-in that is broken, clashes
-or lacks its library does not affect the others.
+The engines of XRT are registered like those of plug-ins. An engine is imported on first use. A plug-in that is broken, lacks its
+library or has the name of another one does not affect other engines.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pkgutil
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -33,30 +33,29 @@ if TYPE_CHECKING:
     from importlib import metadata
 
 GROUP = "xrt.engines"
-"""The group of entry points; a line is ``name = "module:Class [extra]"``."""
+"""The group of entry points. An entry is ``name = "module:Class [extra]"``."""
 State: TypeAlias = Literal["ready", "missing", "broken"]
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """Whether a registered engine works on this machine, and why not."""
+    """The result of probing a registered engine: whether it works on this machine, or why not."""
 
     name: str
     state: State
-    """``missing``: its library is not installed; ``broken``: it is installed but fails."""
+    """``missing`` if its library is not installed, ``broken`` if the import fails for another reason."""
     distribution: str
-    """The distribution that registers it, with its version."""
+    """The distribution that registers the engine, with its version."""
     pip: str = ""
     """The command that installs the missing library."""
     version: str = ""
-    """Versions of the engine and its libraries, if it is ready."""
+    """Versions of the engine and its libraries; empty if it is not ready."""
     devices: tuple[str, ...] = ()
-    """The kinds of device in `GraphCompiler.devices`, if it is ready."""
+    """`GraphCompiler.devices`; empty if it is not ready."""
     available: str = ""
-    """The devices that the installed build supports, comma-separated, if they differ from `devices`."""
+    """The devices that the installed build supports, comma-separated; empty if these are `devices`."""
     cause: str = ""
-    """Why it is not ready."""
     lacks: str = ""
     """Missing optional features of a ready engine, and how to enable them."""
     precisions: str = ""
@@ -64,27 +63,23 @@ class EngineStatus:
 
 
 def names() -> tuple[str, ...]:
-    """The names of all registered engines, sorted, ready or not."""
+    """List the names of all registered engines, including those that are not ready, in alphabetical order."""
     return tuple(sorted(_list_entries()))
 
 
 def list_by_rank() -> tuple[str, ...]:
-    """The names of all registered engines by rank, the order to try them in when there are no measurements."""
-    return tuple(_sort_by_rank(names()))
-
-
-def _sort_by_rank(engines: Iterable[str]) -> list[str]:
-    return sorted(engines, key=lambda name: (find_declaration(name).rank, name))
+    """List the names of all registered engines by rank: the order in which to try them without measurements."""
+    return tuple(sorted(names(), key=lambda name: (find_declaration(name).rank, name)))
 
 
 def find_declaration(name: str) -> EngineDeclaration:
-    """Read the declaration of an engine, without importing it. Defaults if it declares nothing or is not registered."""
+    """Read the declaration of an engine without importing it. If there is none, the result has default values."""
     claims = _list_entries().get(name, ())
     return _read_declaration(claims[0].module if claims else "", name, tuple(sys.path))
 
 
 def create(engine: str | GraphCompiler) -> GraphCompiler:
-    """Create the engine for a spec (``"ort"``, ``"tvm{opt_level=2}"``); an instance is checked and returned.
+    """Create the engine for a spec (``"ort"``, ``"tvm{opt_level=2}"``), or check and return an instance.
 
     Raises UnknownEngine, EngineUnavailable, or OptionError for an option that is unknown or of the wrong type.
     """
@@ -99,10 +94,10 @@ def create(engine: str | GraphCompiler) -> GraphCompiler:
 def engine_class(name: str) -> type[GraphCompiler]:
     """Import the class registered under a name.
 
-    Raises UnknownEngine with the nearest name, EngineUnavailable if the library is missing (with the pip command) or the plug-in
-    is broken (with its cause), and EngineError if two distributions register the name.
+    Raises UnknownEngine with the most similar name; EngineUnavailable with the pip command if the library is missing, or with the
+    cause if the plug-in is broken; and EngineError if two distributions register the name.
     """
-    entry = _find_entry(name)
+    entry = find_entry(name)
     try:
         cls = _check_class(entry.load())
         if cls.name != name:
@@ -111,10 +106,10 @@ def engine_class(name: str) -> type[GraphCompiler]:
             )
         return cls
     except (Exception, SystemExit) as error:  # an import runs third-party code
-        # A missing library is the user's choice of extras; anything else is a broken plug-in.
+        # A missing library is normal if the user did not install the extra. Any other error is a broken plug-in.
         if isinstance(error, ModuleNotFoundError) and _is_distribution_missing(error):
             raise EngineUnavailable(
-                f"engine {name!r} needs {error.name}, which is not installed; install it: {pip_line(entry)}"
+                f"engine {name!r} needs {error.name}, which is not installed; install it: {format_pip_command(entry)}"
             ) from error
         cause = _join_lines(error)
         raise EngineUnavailable(
@@ -123,71 +118,70 @@ def engine_class(name: str) -> type[GraphCompiler]:
 
 
 def _make_unprobed_status(name: str) -> EngineStatus:
-    """Make the status of an engine that was not imported yet: ``broken``, with its distributions. Raises UnknownEngine."""
+    """Make a status that is ``broken`` until the engine has been imported. Raises UnknownEngine."""
     return EngineStatus(name, "broken", " and ".join(map(_format_distribution, _list_claims(name))))
 
 
 def probe(name: str) -> EngineStatus:
-    """Import a registered engine and report its status; raises only UnknownEngine.
+    """Import a registered engine and return its status. Raises only UnknownEngine.
 
-    The import may crash the process; `probe_all` runs each probe in a separate process.
+    The import may crash the process, so `probe_all` runs each probe in a separate process.
     """
     status = _make_unprobed_status(name)
-    kind = None
+    cls = None
     try:
-        kind = engine_class(name)
-        engine = _check_engine(kind())
+        cls = engine_class(name)
+        engine = _check_engine(cls())
         devices = tuple(engine.available_devices())
-        available = "" if devices == engine.devices else ", ".join(devices)
-        ready = replace(status, state="ready", version=engine.version(), devices=engine.devices, available=available)
-        precisions = ", ".join(word for word in REDUCED_PRECISIONS if engine.lower_precision(word) is not None)
-        return replace(ready, lacks=engine.missing_features(), precisions=precisions)
+        return replace(
+            status,
+            state="ready",
+            version=engine.version(),
+            devices=engine.devices,
+            available="" if devices == engine.devices else ", ".join(devices),
+            lacks=engine.missing_features(),
+            precisions=", ".join(name for name in REDUCED_PRECISIONS if engine.lower_precision(name) is not None),
+        )
     except Exception as error:  # noqa: BLE001  # any error of a third-party constructor becomes its status
-        is_reported = kind is not None and isinstance(error, EngineUnavailable)  # the class itself reports a missing dependency
-        if is_reported or _is_distribution_missing(error.__cause__):
-            return replace(status, state="missing", pip=pip_line(_find_entry(name)), cause=_join_lines(error))
+        # The constructor of an imported class raises EngineUnavailable if a dependency is missing.
+        is_unavailable = cls is not None and isinstance(error, EngineUnavailable)
+        if is_unavailable or _is_distribution_missing(error.__cause__):
+            return replace(status, state="missing", pip=format_pip_command(find_entry(name)), cause=_join_lines(error))
         return replace(status, cause=_join_lines(error))
 
 
-def free_options(spec: str) -> tuple[str, ...]:
-    """List the options set in a spec that may name files or code, without creating the engine.
+def list_file_options(spec: str) -> tuple[str, ...]:
+    """List the options in a spec that may name files or code, without creating the engine.
 
-    An engine declares this with `xrt.engines.option`. Without a declaration, an option may if its type allows arbitrary text.
-    Raises the errors of `engine_class` for an unknown or broken engine.
+    These are the options that the engine declares so (see `xrt.engines.option`), and those without a declaration whose type
+    allows arbitrary text. Raises the errors of `engine_class` for an unknown or broken engine.
     """
     name, texts = parse_spec(spec)
     cls = engine_class(name)
-    kinds = field_types(cls)
-    declared = {field.name: field.metadata.get(NAMES_FILES) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # every engine is a dataclass
-
-    def may_name_files(option: str) -> bool:
-        is_declared = declared.get(option)
-        return not is_bounded(kinds.get(option)) if is_declared is None else is_declared
-
+    types = field_types(cls)
     # A key with a dot is an entry of a mapping.
-    return tuple(sorted(filter(may_name_files, {key.partition(".")[0] for key in texts})))
+    options = {key.partition(".")[0] for key in texts}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # every engine is a dataclass
+        if not field.metadata.get(NAMES_FILES, not is_bounded(types.get(field.name))):
+            options.discard(field.name)
+    return tuple(sorted(options))
 
 
-def why_not_chosen(spec: str, file: str) -> str | None:
-    """Explain why a lockfile or a bundle, as named by ``file``, may not select this engine; None if it may.
+def why_forbidden(spec: str, file: str) -> str | None:
+    """Explain why a file may not select this engine; None if it may. ``file`` is "lockfile" or "bundle".
 
     An engine opens, writes to or runs the files that its options name, so only the user may set such options. Raises the errors
     of `engine_class`.
     """
-    options = free_options(spec)
+    options = list_file_options(spec)
     if not options:
         return None
     reason = f"whose {' and '.join(options)} may name files or code"
     return f"the {file} has engine {spec!r}, {reason}, and a {file} does not choose what is run"
 
 
-def find_entry_module(name: str) -> str:
-    """Find the name of the module of an engine's entry point, without importing it. Raises UnknownEngine or EngineError."""
-    return _find_entry(name).module
-
-
-def pip_line(entry: EntryPoint) -> str:
-    """Format the command that installs an engine's distribution with the extras that its entry point names."""
+def format_pip_command(entry: EntryPoint) -> str:
+    """Format the command that installs the distribution of an engine with the extras that its entry point names."""
     distribution = entry.dist.name if entry.dist else entry.module.partition(".")[0]
     extras = f"[{','.join(entry.extras)}]" if entry.extras else ""
     return f"pip install '{distribution}{extras}'"
@@ -215,7 +209,7 @@ class EntryPoint(NamedTuple):
 
     @property
     def _target(self) -> str:
-        # The specification of entry points allows blanks around the colon, `resolve_name` does not.
+        # Entry points may have spaces around the colon, which `resolve_name` does not accept.
         return "".join(self.value.partition("[")[0].split())
 
     @property
@@ -226,7 +220,7 @@ class EntryPoint(NamedTuple):
         return metadata.Distribution.at(self.folder)
 
     def load(self) -> Any:
-        """Import the module and get the attribute; errors of the import pass through."""
+        """Import the module and return its attribute. Raises any error of the import."""
         return pkgutil.resolve_name(self._target)
 
 
@@ -234,9 +228,10 @@ Entries: TypeAlias = dict[str, tuple[EntryPoint, ...]]
 
 
 def _iter_entry_points(path: Sequence[str]) -> Iterator[Any]:
-    """Yield the entry points of our group. If a distribution is on the path twice, the first one counts, as for imports.
+    """Yield the entry points of the group. If a distribution is on the path twice, the first one is used, as for imports.
 
-    `importlib.metadata` does the same but takes 30 ms to import, so it is used for archives and foreign finders only.
+    `importlib.metadata` does the same, but importing it takes 25 ms. Therefore it is used only if a distribution may be in an
+    archive or come from the import finder of a plug-in.
     """
     folders = dict.fromkeys(folder or "." for folder in path)
     if any(Path(folder).is_file() for folder in folders) or any(map(_is_foreign, sys.meta_path)):
@@ -247,7 +242,7 @@ def _iter_entry_points(path: Sequence[str]) -> Iterator[Any]:
     seen: set[str] = set()
     for folder in folders:
         for info in _list_distributions(folder):
-            # ``My.Package-1.0`` is ``my-package``.
+            # Names of distributions are normalized: ``My.Package-1.0.dist-info`` is of ``my-package``.
             name = Path(info).stem.partition("-")[0].lower().replace("_", "-").replace(".", "-")
             if name not in seen:
                 seen.add(name)
@@ -255,7 +250,7 @@ def _iter_entry_points(path: Sequence[str]) -> Iterator[Any]:
 
 
 def _is_foreign(finder: Any) -> bool:
-    """Whether an import finder, such as a plug-in's, may provide distributions that are not in the folders of the path."""
+    """Whether an import finder may provide distributions that are not in the folders of the path, because it is not Python's."""
     kind = finder if isinstance(finder, type) else type(finder)
     return hasattr(finder, "find_distributions") and kind.__module__ not in ("_frozen_importlib_external", "importlib.machinery")
 
@@ -269,17 +264,17 @@ def _list_distributions(folder: str) -> list[str]:
 
 
 def _read_entry_points(info: str) -> Iterator[EntryPoint]:
-    """Yield the entry points of our group in a distribution's ``entry_points.txt``, an INI file with a section per group."""
+    """Yield the entry points of the group from a distribution's ``entry_points.txt``, an INI file with a section per group."""
     try:
         data = Path(info, "entry_points.txt").read_bytes()
     except OSError:
         return
-    is_inside = False
+    is_in_section = False
     for line in data.decode("utf-8", "replace").splitlines() if GROUP.encode() in data else ():
         text = line.strip()
         if text.startswith("["):
-            is_inside = text == f"[{GROUP}]"
-        elif is_inside and "=" in text and not text.startswith(("#", ";")):
+            is_in_section = text == f"[{GROUP}]"
+        elif is_in_section and "=" in text and not text.startswith(("#", ";")):
             name, _, value = text.partition("=")
             yield EntryPoint(name.strip(), value.strip(), info)
 
@@ -290,7 +285,7 @@ def _list_entries() -> Entries:
 
 @lru_cache(maxsize=8)
 def _read_entries(path: tuple[str, ...]) -> Entries:
-    """Read the entry points, cached per import path: installed distributions are assumed not to change while a process runs."""
+    """Read the entry points by name. Installed distributions are assumed not to change while the process runs."""
     registered: dict[str, list[EntryPoint]] = {}
     for entry in _iter_entry_points(path):
         claims = registered.setdefault(entry.name, [])
@@ -302,7 +297,7 @@ def _read_entries(path: tuple[str, ...]) -> Entries:
 def _list_claims(name: str) -> tuple[EntryPoint, ...]:
     entries = _list_entries()
     if name not in entries:
-        suggestion = _suggest(name, entries) or did_you_mean(name.lower(), entries)
+        suggestion = _suggest(name) or did_you_mean(name.lower(), entries)
         raise UnknownEngine(
             f"no engine is named {name!r}.{suggestion} Registered: {', '.join(sorted(entries)) or 'none'}; "
             f"a distribution adds one by an entry point of group {GROUP!r}"
@@ -310,10 +305,10 @@ def _list_claims(name: str) -> tuple[EntryPoint, ...]:
     return entries[name]
 
 
-def _suggest(word: str, entries: Entries) -> str:
-    """Return `` Did you mean 'x'?`` for the engine that declares a library or an alias of this name, or an empty string."""
+def _suggest(word: str) -> str:
+    """Return a suggestion for the error message if an engine declares a library or an alias of this name, else an empty text."""
     normalized = _normalize(word)
-    for name in _sort_by_rank(entries):
+    for name in list_by_rank():
         declaration = find_declaration(name)
         if normalized in map(_normalize, (*declaration.libraries, *declaration.aliases)):
             return f" Did you mean {name!r}?"
@@ -324,7 +319,8 @@ def _normalize(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _find_entry(name: str) -> EntryPoint:
+def find_entry(name: str) -> EntryPoint:
+    """Find the entry point of an engine. Raises UnknownEngine, or EngineError if two distributions register the name."""
     claims = _list_claims(name)
     if len(claims) > 1:
         claimants = " and ".join(f"{_format_distribution(e)} ({e.value})" for e in claims)
@@ -338,11 +334,8 @@ def _format_distribution(entry: EntryPoint) -> str:
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.module
 
 
-# ---------------------------------------------------------------------- checks and errors
-
-
 def _is_distribution_missing(error: BaseException | None) -> bool:
-    """Whether an import failed because a distribution is not installed at all; a partial installation counts as broken."""
+    """Whether an import failed because a distribution is not installed. False if only a module of the distribution is missing."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return False
     return importlib.util.find_spec(error.name.partition(".")[0]) is None
@@ -354,14 +347,17 @@ def _join_lines(error: BaseException) -> str:
 
 
 def _check_engine(engine: GraphCompiler) -> GraphCompiler:
-    """Check that the class and the field values of an engine follow the contract; raises EngineError or OptionError."""
+    """Raise EngineError if the class of an engine violates the contract, or OptionError if the value of a field has no text form.
+
+    Returns the engine.
+    """
     _check_class(engine.implementation)
-    _ = engine.spec  # raises OptionError for a value that has no text form
+    _ = engine.spec  # raises the OptionError
     return engine
 
 
 def _check_class(cls: object) -> type[GraphCompiler]:
-    """Check that a class follows the contract; raises EngineError with the rule that it breaks."""
+    """Raise EngineError if a class violates the contract for engines; otherwise return it."""
     if not (isinstance(cls, type) and issubclass(cls, GraphCompiler)):
         raise EngineError(f"{cls!r} is not a class that derives from xrt.engines.GraphCompiler")
     if inspect.isabstract(cls):
@@ -377,52 +373,52 @@ def _check_class(cls: object) -> type[GraphCompiler]:
 
 @dataclass(frozen=True, slots=True)
 class EngineDeclaration:
-    """Static properties of an engine, readable without importing it. The defaults apply to an engine without a declaration."""
+    """Properties of an engine that XRT reads from its source code, without importing it."""
 
     name: str
-    """The registered name."""
     rank: int = 100
-    """Without measurements, engines are tried from the lowest rank to the highest; equal ranks by name."""
+    """Without measurements, engines are tried in order of rank, those of equal rank by name."""
     color: str = ""
-    """Color of its regions in drawings, one of `xrt.html.views.PALETTE`; empty for any unused one."""
+    """Color of its regions in drawings, one of `xrt.html.views.PALETTE`; empty for a color that no engine declares."""
     description: str = ""
     """A short description for `xrt engines`."""
     libraries: tuple[str, ...] = ()
-    """Distributions that it computes with: ``xrt doctor`` shows their versions, and an unknown engine of that name gets a
-    suggestion."""
+    """Distributions that the engine uses. ``xrt doctor`` shows their versions, and an error about an unknown engine of such a
+    name suggests this engine."""
     aliases: tuple[str, ...] = ()
-    """Other words for which an error suggests this engine."""
+    """Other names for which the error about an unknown engine suggests this one."""
     environment: tuple[str, ...] = ()
     """Prefixes of environment variables that affect its libraries; ``xrt doctor`` shows those that are set."""
     thread_variables: tuple[str, ...] = ()
-    """Environment variables with the number of threads that its libraries read on load; ``xrt bench`` sets them."""
+    """Environment variables from which its libraries read the number of threads on load; ``xrt bench`` sets them."""
 
 
 @lru_cache(maxsize=256)
 def _read_declaration(module: str, name: str, path: tuple[str, ...]) -> EngineDeclaration:
-    """Read an engine's declaration from the source of its module; defaults if there is none or it is malformed.
+    """Read an engine's declaration from the source code of its module; defaults if there is none or it is invalid.
 
-    A declaration is a constant at the top level of the module, ``X = EngineDeclaration("name", rank=1)``, made of literals only.
-    ``path`` is part of the cache key only: with another import path, the same name may be another module.
+    A declaration is a statement at the top level of the module, such as ``X = EngineDeclaration("name", rank=1)``, with literals
+    only. ``path`` is only part of the cache key, because with another import path the name may refer to another module.
     """
     from xrt.formats.documents import convert  # not needed for a start from the cache
 
-    with suppress(Exception):  # importing the module will report the mistake
+    with suppress(Exception):  # an import of the module will report the mistake
         for statement in ast.parse(_read_source(module)).body:
             call = getattr(statement, "value", None)
             if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(EngineDeclaration.__name__):
-                values = [ast.literal_eval(argument) for argument in call.args]
-                declaration = EngineDeclaration(*values, **{kw.arg or "": ast.literal_eval(kw.value) for kw in call.keywords})
+                arguments = [ast.literal_eval(argument) for argument in call.args]
+                keywords = {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in call.keywords}
+                declaration = EngineDeclaration(*arguments, **keywords)
                 if declaration.name == name:
-                    return convert(dataclasses.asdict(declaration), EngineDeclaration)  # raises for a field of another type
+                    return convert(dataclasses.asdict(declaration), EngineDeclaration)  # raises if a field has the wrong type
     return EngineDeclaration(name)
 
 
 def _read_source(module: str) -> str:
-    """Read the source of a module without importing it or its parent packages. Empty if there is no source."""
-    top, *rest = module.split(".")
-    spec: ModuleSpec | None = importlib.util.find_spec(top)
-    for part in rest:
+    """Read the source code of a module without importing it or its parent packages. Empty if there is none."""
+    package, *inner_names = module.split(".")
+    spec: ModuleSpec | None = importlib.util.find_spec(package)
+    for part in inner_names:
         # `importlib.util.find_spec` would import the parent packages.
         spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations) if spec else None
     read = getattr(spec.loader if spec else None, "get_source", None)
@@ -430,9 +426,9 @@ def _read_source(module: str) -> str:
 
 
 def probe_all(engines: Sequence[str] | None = None, timeout: float = 60) -> tuple[EngineStatus, ...]:
-    """Probe these engines, by default all registered ones, each in its own process, at most one per core at a time.
+    """Probe engines, by default all registered ones. Each probe runs in a separate process, at most one per core at a time.
 
-    The results are in the order of ``engines``. An engine whose probe crashes or takes longer than ``timeout`` seconds is
+    The results are in the order of ``engines``. If a probe crashes or takes longer than ``timeout`` seconds, the engine is
     ``broken``. Raises UnknownEngine for an unregistered name.
     """
     from xrt.processes.client import WorkerDied, WorkerFailure, WorkerProcess, WorkerTimedOut  # not needed for a warm start
@@ -444,7 +440,7 @@ def probe_all(engines: Sequence[str] | None = None, timeout: float = 60) -> tupl
     def probe_one(unprobed: EngineStatus) -> EngineStatus:
         worker = WorkerProcess("xrt.engines.contract.registry:main")
         running.append(worker)
-        # An interrupt may have closed the other workers before this one was in the list.
+        # An interrupt may have ended the workers before this one was in the list.
         if interrupted.is_set():
             worker.end()
         try:
@@ -460,11 +456,11 @@ def probe_all(engines: Sequence[str] | None = None, timeout: float = 60) -> tupl
             worker.end()
         return EngineStatus(**{**response, "devices": tuple(response["devices"])})
 
-    # A thread per probe only waits for its process.
+    # The threads only wait for the processes.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
             return tuple(pool.map(probe_one, statuses))
-        except BaseException:  # do not wait for all probes after an interrupt
+        except BaseException:  # after an interrupt do not wait for the other probes
             interrupted.set()
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in running:
@@ -473,7 +469,7 @@ def probe_all(engines: Sequence[str] | None = None, timeout: float = 60) -> tupl
 
 
 def main(handle: str) -> None:
-    """Entry point of a probing process: serve `probe` on the socket with this handle."""
+    """Entry point of a probe process: answer requests for `probe` on the socket with this handle."""
     from xrt.processes.ipc import serve
 
     serve(handle, lambda request: dataclasses.asdict(probe(request.message["engine"])))

@@ -27,16 +27,16 @@ from xrt.graph import FrozenDict
 
 _UNQUOTED = re.compile(r"[\w.+\-/:@*]+", re.ASCII)
 MAX_QUOTED_LENGTH = 200
-"""Error messages abbreviate longer texts, in characters."""
-# A quoted text, or one character outside of quotes: brackets and separators inside of quotes mean nothing.
+"""Error messages truncate a longer text to this number of characters."""
+# A quoted text, or one character outside quotes. Brackets and separators inside quotes are part of the text.
 _TOKEN = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^'"]""", re.DOTALL)
 _PAIRS = {")": "(", "}": "{", "]": "["}
 
 
 def split(text: str, separator: str = ",", limit: int | None = None) -> list[str]:
-    """Split text at separators outside of quotes and brackets, and strip the parts; an empty text has no parts.
+    """Split text at separators outside quotes and brackets, and strip the parts. An empty text has no parts.
 
-    ``limit`` is the maximum number of splits. Raises OptionError for an unbalanced quote or bracket.
+    ``limit`` is the maximum number of splits. Raises OptionError if a quote or bracket is not closed.
 
     >>> split("a=1, b=(2, 3), c='x, y'")
     ['a=1', 'b=(2, 3)', "c='x, y'"]
@@ -65,12 +65,15 @@ def split(text: str, separator: str = ",", limit: int | None = None) -> list[str
 
 @lru_cache(maxsize=128)
 def field_types(cls: type) -> Mapping[str, Any]:
-    """The type of each field of a dataclass, with annotations resolved; cached per class.
+    """Find the type of each constructor argument of a dataclass by name.
 
     Raises OptionError if an annotation uses a name that its module does not define.
     """
+    hints: dict[str, Any] = {}
     try:
-        hints = {name: kind for owner in reversed(cls.__mro__) for name, kind in _resolve_types(owner).items()}
+        # Fields of a derived class override those of its bases.
+        for owner in reversed(cls.__mro__):
+            hints.update(_resolve_types(owner))
     except NameError as error:
         raise OptionError(
             f"the fields of {cls.__qualname__} cannot be read: {error}; annotate them with names of the module"
@@ -79,47 +82,46 @@ def field_types(cls: type) -> Mapping[str, Any]:
 
 
 def _resolve_types(owner: type) -> dict[str, Any]:
-    """Resolve the annotations of a class's fields. Other annotations may use names that only type checkers see."""
-    names = {field.name for field in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
-    fields = {name: text for name, text in vars(owner).get("__annotations__", {}).items() if name in names}
-    fields_only = type(owner.__name__, (), {"__annotations__": fields, "__module__": owner.__module__})
-    return typing.get_type_hints(fields_only) if fields else {}
+    """Resolve the annotations of the fields that a class declares itself."""
+    if not dataclasses.is_dataclass(owner):
+        return {}
+    names = {field.name for field in dataclasses.fields(owner)}
+    annotations = {name: text for name, text in vars(owner).get("__annotations__", {}).items() if name in names}
+    # A class with these annotations only, because others may use names that exist for type checkers only.
+    fields_only = type(owner.__name__, (), {"__annotations__": annotations, "__module__": owner.__module__})
+    return typing.get_type_hints(fields_only)
 
 
 def is_mapping(hint: Any) -> bool:
-    """Whether the type is a mapping with text keys, whose entries a spec writes as ``field.key=value``."""
+    """Whether the type is a mapping with text keys. A spec has an entry ``field.key=value`` for each key of such a field."""
     return get_origin(hint) in (Mapping, dict, FrozenDict) and get_args(hint)[0] is str
 
 
 def is_bounded(hint: Any) -> bool:
-    """Whether the type allows only numbers, booleans, and literal words: no arbitrary text."""
+    """Whether the type allows only numbers, booleans, None and `Literal` values, so no arbitrary text."""
     if get_origin(hint) in (Union, types.UnionType, tuple):
         return all(argument is Ellipsis or is_bounded(argument) for argument in get_args(hint))
     return get_origin(hint) is Literal or hint in (type(None), bool, int, float)
 
 
 def quote_if_needed(text: str) -> str:
-    """Quote the text if it has characters with a meaning in a spec."""
+    """Quote the text unless it has only letters, digits and a few other characters without a meaning in specs."""
     return text if _UNQUOTED.fullmatch(text) else ascii(text)
 
 
 def unquote(raw: str) -> str:
-    """Remove the quotes and escapes of a text; bare text is unchanged. Raises OptionError for an invalid escape."""
+    """Remove the quotes and escapes of a quoted text; other text is unchanged. Raises OptionError for an invalid escape."""
     if raw[:1] not in ("'", '"'):
         return raw
     try:
         return str(ast.literal_eval(raw))
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two for unbounded nesting
-        raise OptionError(
-            f"{raw if len(raw) < MAX_QUOTED_LENGTH else raw[:MAX_QUOTED_LENGTH] + '...'} is not a quoted text: {error}"
-        ) from error
-
-
-# ---------------------------------------------------------------------- text to value
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two for deep nesting
+        shown = raw if len(raw) < MAX_QUOTED_LENGTH else f"{raw[:MAX_QUOTED_LENGTH]}..."
+        raise OptionError(f"{shown} is not a quoted text: {error}") from error
 
 
 def read_value(raw: str, hint: Any) -> Any:
-    """Parse text as a value of the field type `hint`; raises OptionError if it is not one."""
+    """Parse text as a value of the type ``hint``. Raises OptionError if it is not a value of that type."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return _read_union(raw, hint)
@@ -131,30 +133,34 @@ def read_value(raw: str, hint: Any) -> Any:
         return _read_mapping(raw, inner[1])
     if hint not in _SCALARS:
         raise OptionError(f"type {_format_type(hint)} cannot be written in a spec; create the engine in Python instead")
-    convert, label = _SCALARS[hint]
+    parse, description = _SCALARS[hint]
     try:
-        return convert(raw)
-    except OptionError:  # also a ValueError; it already says what is wrong with a quoted text
+        return parse(raw)
+    except OptionError:  # a subclass of ValueError, with a better message
         raise
     except (ValueError, KeyError):
-        raise OptionError(f"expected {label}; got {raw!r}") from None
+        raise OptionError(f"expected {description}; got {raw!r}") from None
 
 
+_NONE = {"none": None}
+_BOOLS = {"true": True, "false": False}
 _SCALARS: dict[Any, tuple[Callable[[str], Any], str]] = {
-    type(None): (lambda raw: {"none": None}[raw.lower()], "none"),
-    bool: (lambda raw: {"true": True, "false": False}[raw.lower()], "true or false"),
+    type(None): (lambda raw: _NONE[raw.lower()], "none"),
+    bool: (lambda raw: _BOOLS[raw.lower()], "true or false"),
     int: (lambda raw: int(raw, 0), "a whole number"),
     float: (float, "a number"),
     str: (unquote, "a text"),
     Path: (lambda raw: Path(unquote(raw)), "a path"),
 }
-"""For each type without parts, the function that parses it, and its name in errors."""
+"""For each scalar type, the function that parses it, and a description of the type for errors."""
 
 
 def _read_union(raw: str, hint: Any) -> Any:
-    # Text comes last: ``3`` is a number wherever that is possible.
-    order = [type(None), bool, int, float, *get_args(hint)]
-    for member in sorted(get_args(hint), key=lambda member: (member is str, order.index(member))):
+    members = get_args(hint)
+    # In this order, so that ``3`` is an int rather than a float or a text. Every text is a valid str, so str is last.
+    scalars = [kind for kind in (type(None), bool, int, float) if kind in members]
+    composites = [member for member in members if member not in (*scalars, str)]
+    for member in (*scalars, *composites, *([str] if str in members else [])):
         with contextlib.suppress(OptionError):
             return read_value(raw, member)
     raise OptionError(f"expected {_format_type(hint)}; got {raw!r}")
@@ -162,7 +168,7 @@ def _read_union(raw: str, hint: Any) -> Any:
 
 def _read_literal(raw: str, allowed: tuple[Any, ...]) -> Any:
     for value in allowed:
-        # A literal may be a number, which is never quoted.
+        # Compare the text as it is too, because a literal may be a number.
         if raw == str(value) or unquote(raw) == value:
             return value
     raise OptionError(f"expected one of {', '.join(map(str, allowed))}; got {raw!r}")
@@ -192,7 +198,7 @@ def read_pairs(text: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for part in split(text):
         key_and_value = split(part, "=", limit=1)
-        # The limit keeps further equal signs in the value.
+        # The value may contain equal signs, because the number of splits is limited.
         if len(key_and_value) != 2 or not all(key_and_value):
             raise OptionError(f"expected option=value; got {part!r}")
         key, value = key_and_value
@@ -202,18 +208,15 @@ def read_pairs(text: str) -> dict[str, str]:
     return pairs
 
 
-# ---------------------------------------------------------------------- value to text
-
-
 def write_value(value: Any, hint: Any) -> str:
-    """Format a value so that `read_value` parses it; raises OptionError if it is not of the type ``hint``."""
-    # Prefer the bare text; quote only if it would be parsed as something else, as in the text "3" of a union with int.
+    """Format a value so that `read_value` parses it. Raises OptionError if it is not of the type ``hint``."""
+    # Try without quotes first. They are necessary if the text would be parsed as another type, such as "3" for int | str.
     for quoted in (False, True):
         try:
             parsed = read_value(_format_value(value, quoted), hint)
         except OptionError:
             continue
-        # A round trip also detects values of the wrong type, such as 1 for a bool.
+        # This comparison also detects values of the wrong type, such as 1 for a bool.
         if parsed == value:
             return _format_value(parsed, quoted)
     raise OptionError(f"expected {_format_type(hint)}; got {value!r}")
@@ -227,7 +230,8 @@ def _format_value(value: Any, quoted: bool) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(_format_value(item, quoted) for item in value)})"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{quote_if_needed(key)}={_format_value(value[key], quoted)}' for key in sorted(value))}}}"
+        entries = [f"{quote_if_needed(key)}={_format_value(value[key], quoted)}" for key in sorted(value)]
+        return f"{{{', '.join(entries)}}}"
     return repr(value)
 
 
@@ -253,9 +257,9 @@ def split_specs(text: str) -> list[str]:
 
 
 def parse_spec(text: str) -> tuple[str, dict[str, str]]:
-    """Split a spec into the engine's name and the text of each field, quotes included.
+    """Split a spec into the name of the engine and the text of each field, including quotes.
 
-    Raises OptionError if the text is not a spec or sets a field twice.
+    Raises OptionError if the text is not a spec, or sets a field twice.
 
     >>> parse_spec("ort{config.session.x=1, providers=(A, B)}")
     ('ort', {'config.session.x': '1', 'providers': '(A, B)'})
@@ -266,29 +270,19 @@ def parse_spec(text: str) -> tuple[str, dict[str, str]]:
             raise OptionError("expected a name, and braces around its options")
         return match["name"], read_pairs(match["fields"] or "")
     except OptionError as error:
+        specs: list[str] = []
+        with contextlib.suppress(OptionError):
+            specs = split(text)
         # A frequent mistake is a comma-separated list in place of a Python list.
-        specs = _split_valid_specs(text)
-        if specs:
+        if len(specs) > 1 and all(map(_SPEC.fullmatch, specs)):
             raise OptionError(f"{text!r} names {len(specs)} engines, and one is expected; pass a list: {specs!r}") from None
         raise OptionError(f"{text!r} is not an engine's spec: {error}. A spec reads like 'tvm{{opt_level=2}}'") from None
 
 
-def _split_valid_specs(text: str) -> list[str]:
-    """Split a comma-separated list; empty unless it has several parts that are all specs. Used for an error message."""
-    try:
-        parts = split(text)
-    except OptionError:
-        return []
-    return parts if len(parts) > 1 and all(_SPEC.fullmatch(part) for part in parts) else []
-
-
-# ---------------------------------------------------------------------- text to engine
-
-
 def build(cls: type[E], fields: Mapping[str, str]) -> E:
-    """Create an engine from the texts of its fields, as `parse_spec` returns them; other fields keep their defaults.
+    """Create an engine from the texts of its fields, which `parse_spec` returns. Other fields have their defaults.
 
-    Raises OptionError for an unknown field, with the nearest name, and for text that does not fit the field's type.
+    Raises OptionError for an unknown field, with the most similar name, and for text that is not a value of the field's type.
     """
     hints = field_types(cls)
     values: dict[str, Any] = {}
@@ -310,33 +304,31 @@ def build(cls: type[E], fields: Mapping[str, str]) -> E:
 
 @contextlib.contextmanager
 def _prefix_error(cls: type[GraphCompiler], key: str) -> Iterator[None]:
-    """Prefix an OptionError with the option and the engine."""
+    """Add the names of the option and the engine to the message of an OptionError in the block."""
     try:
         yield
     except OptionError as error:
         raise OptionError(f"option {key!r} of engine {cls.name!r}: {error}") from None
 
 
-# ---------------------------------------------------------------------- engine to text
-
-
 def format_spec(engine: GraphCompiler) -> str:
     """Format an engine as its name, with the fields that differ from their defaults in braces, sorted by name.
 
-    ``build(type(engine), parse_spec(format_spec(engine))[1]) == engine``. Raises OptionError if a field has a value of another
-    type.
+    The result can be parsed: ``build(type(engine), parse_spec(format_spec(engine))[1]) == engine``. Raises OptionError if the
+    value of a field is not of its type.
     """
     cls = type(engine)
     hints = field_types(cls)
     options: list[str] = []
     for field in sorted(dataclasses.fields(engine), key=lambda f: f.name):  # type: ignore[arg-type]  # every engine is a dataclass
         name, value, default = field.name, getattr(engine, field.name), _get_default(field)
-        # A default may be of a type that cannot be written.
+        # Compare before formatting, because a spec cannot express every default.
         if name not in hints or value is default or repr(value) == repr(default):
             continue
         with _prefix_error(cls, name):
             raw = write_value(value, hints[name])
-            # Equal values are compared as text: 1 is the default 1.0 of a float, but True is not the default 1 of an int | bool.
+            # Equal values may be of different types: 1 is the default 1.0 of a float, but True is not the default 1 of an int |
+            # bool.
             if value == default and raw == write_value(default, hints[name]):
                 continue
         if is_mapping(hints[name]) and value:
@@ -353,7 +345,7 @@ def _get_default(field: dataclasses.Field[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class OptionEntry:
-    """One option for the documentation."""
+    """The documentation of an option."""
 
     name: str
     type: str
@@ -361,25 +353,34 @@ class OptionEntry:
     default: str
     """The repr of the default; ``required`` if there is none."""
     meaning: str
-    """The docstring of the field on one line; empty if there is none."""
+    """The docstring of the field, on one line; empty if there is none."""
 
 
 def list_options(cls: type) -> tuple[OptionEntry, ...]:
-    """List the constructor fields of a dataclass, in order of declaration.
+    """List the constructor arguments of a dataclass, in order of declaration.
 
-    Types and docstrings are read from the source of the class and its bases; without source the meanings are empty.
+    Types and docstrings are read from the source code of the class and its bases. Without source code, docstrings are empty.
     """
-    entries = {name: entry for base in reversed(cls.__mro__) for name, entry in _read_fields(base)}
+    declared: dict[str, tuple[str, str]] = {}
+    for base in reversed(cls.__mro__):
+        declared.update(_read_fields(base))
     options = []
     for field in dataclasses.fields(cls):
         if field.init:
-            kind, meaning = entries.get(field.name, (str(field.type), ""))
-            options.append(OptionEntry(field.name, kind, _format_default(field), meaning))
+            annotation, docstring = declared.get(field.name, (str(field.type), ""))
+            value = _get_default(field)
+            if value is dataclasses.MISSING:
+                default = "required"
+            elif value == FrozenDict():
+                default = "{}"
+            else:
+                default = f"{type(value).__name__}()" if dataclasses.is_dataclass(value) else repr(value)
+            options.append(OptionEntry(field.name, annotation, default, docstring))
     return tuple(options)
 
 
 def _read_fields(cls: type) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield name, annotation and docstring of each annotated field in the class body."""
+    """Yield (name, (annotation, docstring)) for each field in the source code of the class."""
     if not dataclasses.is_dataclass(cls):
         return
     try:
@@ -387,19 +388,10 @@ def _read_fields(cls: type) -> Iterator[tuple[str, tuple[str, str]]]:
     except (OSError, TypeError, SyntaxError):  # created at run time, or shipped without source
         return
     body = getattr(tree.body[0], "body", [])
-    for statement, following in zip(body, [*body[1:], None], strict=True):
+    for statement, next_statement in zip(body, [*body[1:], None], strict=True):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            meaning = ""
-            match following:
+            docstring = ""
+            match next_statement:
                 case ast.Expr(value=ast.Constant(value=str(text))):
-                    meaning = " ".join(text.split())
-            yield statement.target.id, (ast.unparse(statement.annotation), meaning)
-
-
-def _format_default(field: dataclasses.Field[Any]) -> str:
-    value = _get_default(field)
-    if value is dataclasses.MISSING:
-        return "required"
-    if value == FrozenDict():
-        return "{}"
-    return f"{type(value).__name__}()" if dataclasses.is_dataclass(value) else repr(value)
+                    docstring = " ".join(text.split())
+            yield statement.target.id, (ast.unparse(statement.annotation), docstring)

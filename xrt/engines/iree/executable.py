@@ -28,7 +28,7 @@ from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.iree.compiler import ALIGNMENT, LIBRARY
 from xrt.engines.iree.export import MLIR_TYPES, PARAMETER_SCOPE, list_parameters
-from xrt.engines.toolkit.memory import make_writable_alias, peak_of_values
+from xrt.engines.toolkit.memory import compute_peak_of_values, make_writable_alias
 from xrt.errors import CompileRefused, RunFailed
 from xrt.forking import get_generation, leave_to_parent, renew_after_fork, why_left_behind
 from xrt.graph import Function, Node, Shape, TensorType, Type
@@ -167,7 +167,7 @@ class IreeExecutable(Executable):
         why = f"weights that are not contiguous or not aligned to {ALIGNMENT} bytes are copied"
         copies = (MemoryUse("copied weights", self._copied_bytes, why),) if self._copied_bytes else ()
         why = "the peak of inner values; the compiler fuses most of them away"
-        return *copies, MemoryUse("workspace", peak_of_values(self.function), why, per_call=True)
+        return *copies, MemoryUse("workspace", compute_peak_of_values(self.function), why, per_call=True)
 
     def close(self) -> None:
         self._idle.clear()

@@ -10,7 +10,7 @@ from xrt.engines.iree.compiler import why_not_lowerable
 from xrt.engines.iree.export import MAX_LITERAL_ELEMENTS, MIN_OPSET, MLIR_TYPES, make_query_module, preprocess
 from xrt.engines.iree.tables import ISSUES, SIZE_INDEPENDENT
 from xrt.engines.toolkit.known_issues import match_known_issue
-from xrt.engines.toolkit.support import LibrarySupport, NodeQuery, list_used_outputs, support_every_size, why_not_defined
+from xrt.engines.toolkit.support import LibrarySupport, NodeQuery, check_symbolic_dims, list_used_outputs, why_not_defined
 from xrt.forking import renew_after_fork
 from xrt.formats.onnx import why_not_upgradable
 from xrt.graph import Function, Node, TensorType, Type
@@ -71,18 +71,18 @@ def _why_not_lowered(node: Node, function: Function) -> str | None:
 
 
 def _make_query(node: Node, function: Function) -> NodeQuery:
-    return NodeQuery.of(node, function, limit=MAX_LITERAL_ELEMENTS, outputs=list_used_outputs(node, function))
+    return NodeQuery.from_node(node, function, limit=MAX_LITERAL_ELEMENTS, outputs=list_used_outputs(node, function))
 
 
 SUPPORT = LibrarySupport(
     operator=(_why_not_importable, why_not_defined, _why_not_random),
     why_not_type=_why_not_type,
     tables=(
-        support_every_size(SIZE_INDEPENDENT),
+        check_symbolic_dims(SIZE_INDEPENDENT),
         partial(match_known_issue, ISSUES),
         lambda node, function: why_not_upgradable(node, function, MIN_OPSET),
     ),
-    answer=_why_not_lowered,
+    query=_why_not_lowered,
 )
 
 

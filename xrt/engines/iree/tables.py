@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xrt.engines.toolkit.known_issues import (
     KnownIssue,
-    Test,
+    Predicate,
     always,
     casts_bfloat16,
     find_cast,
@@ -35,11 +35,11 @@ SIZE_INDEPENDENT = frozenset(_SIZE_INDEPENDENT_NAMES.split())
 """Operators that, compiled once with symbolic dims, matched the reference at every tested size."""
 
 
-def _has_input(index: int) -> Test:
+def _has_input(index: int) -> Predicate:
     return lambda node, function: has_input(node, index)
 
 
-def _has_dtype(*dtypes: DType) -> Test:
+def _has_dtype(*dtypes: DType) -> Predicate:
     return lambda node, function: find_dtype(node, 0, function) in dtypes
 
 

@@ -1,25 +1,12 @@
 """The structures of ``include/xrt/kernel.h`` for ctypes, and the element types of DLPack.
 
-Change both files together. A test compares every size and offset with the compiler's.
+Each class is the structure of the same name: `TensorC` is ``xrt_tensor``. Change both files together: a test compares the size
+and the offset of every field with those of the compiler.
 """
 
 from __future__ import annotations
 
-from ctypes import (
-    CFUNCTYPE,
-    POINTER,
-    Structure,
-    c_char_p,
-    c_double,
-    c_int32,
-    c_int64,
-    c_size_t,
-    c_uint8,
-    c_uint16,
-    c_uint32,
-    c_uint64,
-    c_void_p,
-)
+import ctypes as ct
 from typing import Any
 
 from xrt.graph import DType
@@ -28,144 +15,128 @@ ABI_VERSION = 1
 """``XRT_KERNEL_ABI``."""
 STATUS_OK = 0
 STATUS_REFUSED = 1
-STATUS_FAILED = 2
 FLAG_TRAINING = 1
 FLAG_MODEL_UPDATE = 2
 FLAG_ELEMENTWISE = 4
 MAX_RANK = 16
 DEVICES = {1: "cpu", 2: "cuda"}
-"""XRT's names of DLPack's device types."""
+"""The kinds of device by DLPack's number."""
 
 
-class DTypeC(Structure):
-    """``xrt_dtype``."""
-
-    _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
+class DTypeC(ct.Structure):
+    _fields_ = [("code", ct.c_uint8), ("bits", ct.c_uint8), ("lanes", ct.c_uint16)]
 
 
-class TensorC(Structure):
-    """``xrt_tensor``, which is DLPack's DLTensor."""
-
+class TensorC(ct.Structure):
     _fields_ = [
-        ("data", c_void_p),
-        ("device_type", c_int32),
-        ("device_id", c_int32),
-        ("ndim", c_int32),
+        ("data", ct.c_void_p),
+        ("device_type", ct.c_int32),
+        ("device_id", ct.c_int32),
+        ("ndim", ct.c_int32),
         ("dtype", DTypeC),
-        ("shape", POINTER(c_int64)),
-        ("strides", POINTER(c_int64)),
-        ("byte_offset", c_uint64),
+        ("shape", ct.POINTER(ct.c_int64)),
+        ("strides", ct.POINTER(ct.c_int64)),
+        ("byte_offset", ct.c_uint64),
     ]
 
 
-class AttributeC(Structure):
-    """``xrt_attribute``."""
-
+class AttributeC(ct.Structure):
     _fields_ = [
-        ("name", c_char_p),
-        ("kind", c_int32),
-        ("count", c_int64),
-        ("i", c_int64),
-        ("f", c_double),
-        ("s", c_char_p),
-        ("ints", POINTER(c_int64)),
-        ("floats", POINTER(c_double)),
-        ("strings", POINTER(c_char_p)),
-        ("tensor", POINTER(TensorC)),
+        ("name", ct.c_char_p),
+        ("kind", ct.c_int32),
+        ("count", ct.c_int64),
+        ("i", ct.c_int64),
+        ("f", ct.c_double),
+        ("s", ct.c_char_p),
+        ("ints", ct.POINTER(ct.c_int64)),
+        ("floats", ct.POINTER(ct.c_double)),
+        ("strings", ct.POINTER(ct.c_char_p)),
+        ("tensor", ct.POINTER(TensorC)),
     ]
 
 
-class NodeC(Structure):
-    """``xrt_node``."""
-
+class NodeC(ct.Structure):
     _fields_ = [
-        ("domain", c_char_p),
-        ("op_type", c_char_p),
-        ("version", c_int64),
-        ("name", c_char_p),
-        ("n_attributes", c_int32),
-        ("attributes", POINTER(AttributeC)),
-        ("n_inputs", c_int32),
-        ("inputs", POINTER(TensorC)),
-        ("n_outputs", c_int32),
+        ("domain", ct.c_char_p),
+        ("op_type", ct.c_char_p),
+        ("version", ct.c_int64),
+        ("name", ct.c_char_p),
+        ("n_attributes", ct.c_int32),
+        ("attributes", ct.POINTER(AttributeC)),
+        ("n_inputs", ct.c_int32),
+        ("inputs", ct.POINTER(TensorC)),
+        ("n_outputs", ct.c_int32),
     ]
 
 
-class TextC(Structure):
-    """``xrt_text``."""
-
-    _fields_ = [("data", c_void_p), ("capacity", c_size_t)]
+class TextC(ct.Structure):
+    _fields_ = [("data", ct.c_void_p), ("capacity", ct.c_size_t)]
 
 
-class OutputC(Structure):
-    """``xrt_output``."""
-
-    _fields_ = [("dtype", DTypeC), ("ndim", c_int32), ("shape", c_int64 * MAX_RANK)]
+class OutputC(ct.Structure):
+    _fields_ = [("dtype", DTypeC), ("ndim", ct.c_int32), ("shape", ct.c_int64 * MAX_RANK)]
 
 
-class PlanC(Structure):
-    """``xrt_plan``."""
-
-    _fields_ = [("state", c_void_p), ("scratch", c_uint64), ("outputs", POINTER(OutputC))]
+class PlanC(ct.Structure):
+    _fields_ = [("state", ct.c_void_p), ("scratch", ct.c_uint64), ("outputs", ct.POINTER(OutputC))]
 
 
-_Body = CFUNCTYPE(None, c_void_p, c_int64, c_int64)
-"""``xrt_body``."""
+_Body = ct.CFUNCTYPE(None, ct.c_void_p, ct.c_int64, ct.c_int64)
 
 
-class CallC(Structure):
-    """``xrt_call``."""
+class CallC(ct.Structure):
+    """Its fields are set below, because one of them is a function that has a `CallC` as argument."""
 
 
-_Parallel = CFUNCTYPE(None, POINTER(CallC), c_int64, c_int64, _Body, c_void_p)
+_Parallel = ct.CFUNCTYPE(None, ct.POINTER(CallC), ct.c_int64, ct.c_int64, _Body, ct.c_void_p)
 CallC._fields_ = [
-    ("inputs", POINTER(TensorC)),
-    ("outputs", POINTER(TensorC)),
-    ("scratch", c_void_p),
-    ("threads", c_int32),
+    ("inputs", ct.POINTER(TensorC)),
+    ("outputs", ct.POINTER(TensorC)),
+    ("scratch", ct.c_void_p),
+    ("threads", ct.c_int32),
     ("parallel", _Parallel),
-    ("host", c_void_p),
+    ("host", ct.c_void_p),
 ]
 
 
-class KernelC(Structure):
-    """``xrt_kernel``."""
-
+class KernelC(ct.Structure):
     _fields_ = [
-        ("name", c_char_p),
-        ("domain", c_char_p),
-        ("op_type", c_char_p),
-        ("since", c_int64),
-        ("until", c_int64),
-        ("priority", c_int32),
-        ("device_type", c_int32),
-        ("flags", c_uint32),
-        ("in_place", c_uint64),
-        ("why_not", CFUNCTYPE(c_int32, POINTER(NodeC), TextC)),
-        ("prepare", CFUNCTYPE(c_int32, POINTER(NodeC), POINTER(PlanC), TextC)),
-        ("run", CFUNCTYPE(c_int32, c_void_p, POINTER(CallC), TextC)),
-        ("destroy", CFUNCTYPE(None, c_void_p)),
+        ("name", ct.c_char_p),
+        ("domain", ct.c_char_p),
+        ("op_type", ct.c_char_p),
+        ("since", ct.c_int64),
+        ("until", ct.c_int64),
+        ("priority", ct.c_int32),
+        ("device_type", ct.c_int32),
+        ("flags", ct.c_uint32),
+        ("in_place", ct.c_uint64),
+        ("why_not", ct.CFUNCTYPE(ct.c_int32, ct.POINTER(NodeC), TextC)),
+        ("prepare", ct.CFUNCTYPE(ct.c_int32, ct.POINTER(NodeC), ct.POINTER(PlanC), TextC)),
+        ("run", ct.CFUNCTYPE(ct.c_int32, ct.c_void_p, ct.POINTER(CallC), TextC)),
+        ("destroy", ct.CFUNCTYPE(None, ct.c_void_p)),
     ]
 
 
-class LibraryC(Structure):
-    """``xrt_library``."""
-
+class LibraryC(ct.Structure):
     _fields_ = [
-        ("abi", c_uint32),
-        ("name", c_char_p),
-        ("version", c_char_p),
-        ("n_kernels", c_int32),
-        ("kernels", POINTER(POINTER(KernelC))),
+        ("abi", ct.c_uint32),
+        ("name", ct.c_char_p),
+        ("version", ct.c_char_p),
+        ("n_kernels", ct.c_int32),
+        ("kernels", ct.POINTER(ct.POINTER(KernelC))),
     ]
 
 
 def _make_dlpack_codes() -> dict[DType, tuple[int, int]]:
-    """Map element types to DLPack's (code, bits). Types that are missing are not passed to native kernels."""
+    """Map element types to DLPack's (code, bits). Native kernels do not support other types."""
     codes = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5}
-    plain = [d for d in DType if d.numpy.itemsize * 8 == d.bits and d.bits >= 8 and not d.text.startswith("float8")]
-    exceptions: dict[DType, tuple[int, int]] = {DType.BOOL: (6, 8)}
-    return exceptions | {d: (codes[d.text.rstrip("0123456789")], d.bits) for d in plain if d not in exceptions}
+    pairs: dict[DType, tuple[int, int]] = {DType.BOOL: (6, 8)}
+    for dtype in DType:
+        code = codes.get(dtype.text.rstrip("0123456789"))  # ``float32`` is a ``float``, but ``float8e5m2`` is not
+        stores_whole_bytes = dtype.bits >= 8 and dtype.numpy.itemsize * 8 == dtype.bits
+        if code is not None and stores_whole_bytes:
+            pairs[dtype] = (code, dtype.bits)
+    return pairs
 
 
 _CODES = _make_dlpack_codes()
@@ -173,11 +144,7 @@ _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 
 
 def encode_dtype(dtype: DType) -> DTypeC | None:
-    """Convert an element type to DLPack's; None if DLPack lacks the type, or stores several elements per byte.
-
-    >>> (encode_dtype(DType.BFLOAT16).code, encode_dtype(DType.BFLOAT16).bits), encode_dtype(DType.INT4)
-    ((4, 16), None)
-    """
+    """Convert an element type to DLPack's; None if native kernels do not support it."""
     code = _CODES.get(dtype)
     return None if code is None else DTypeC(*code, 1)
 

@@ -1,10 +1,10 @@
-"""Find and load XRT's native library, and call the functions of ``src/tape.h`` and ``src/products.h`` that it exports."""
+"""Load XRT's native library, and declare and call the functions of ``src/tape.h`` and ``src/products.h`` that it exports."""
 
 from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from ctypes import CDLL, POINTER, Structure, c_char_p, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache, lru_cache
 from math import prod
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 SHIPPED = Path(__file__).parent / "lib" / "libxrt_native.so"
-"""The library that `CMakeLists.txt` builds. It exists if there was a compiler when XRT was installed."""
+"""The library that ``CMakeLists.txt`` builds if there is a compiler when XRT is installed."""
 
 
 def include_dir() -> str:
-    """Get the include directory for compilers, which contains ``xrt/kernel.h``."""
+    """The directory that contains ``xrt/kernel.h``, for the include path of compilers."""
     return str(Path(__file__).parent / "include")
 
 
 def find_library() -> NativeLibrary | None:
-    """Find XRT's own library of kernels; None if it was not built or cannot be opened (`why_not_shipped` explains why)."""
+    """Load XRT's native library; None if it cannot be used (`why_not_shipped` explains why)."""
     return _load_shipped()[0]
 
 
 def require_native_library() -> NativeLibrary:
-    """Return XRT's own library. Raises EngineUnavailable with the reason if it cannot be used."""
+    """Load XRT's native library. Raises EngineUnavailable with the reason if it cannot be used."""
     library, reason = _load_shipped()
     if library is None:
         raise EngineUnavailable(f"the native kernels of XRT cannot be used: {reason}")
@@ -50,10 +50,10 @@ def why_not_shipped() -> str | None:
 
 @cache
 def open_bundled(paths: tuple[str, ...], *, with_shipped: bool) -> tuple[NativeLibrary, ...]:
-    """Load the libraries at the paths. With ``with_shipped``, append XRT's own if it can be used."""
-    # The user's libraries come first, because of kernels with equal priority the first is selected.
-    bundled = find_library() if with_shipped else None
-    return (*(load(path) for path in paths), *([bundled] if bundled else []))
+    """Load the libraries at the paths. With ``with_shipped``, append XRT's library if it can be used."""
+    shipped = find_library() if with_shipped else None
+    # The user's libraries are first, because an engine selects the first of several kernels with equal priority.
+    return (*map(load, paths), *([shipped] if shipped else []))
 
 
 def warn_once_of_absence() -> None:
@@ -69,7 +69,7 @@ _warned = threading.Event()
 
 @lru_cache(maxsize=1)
 def _load_shipped() -> tuple[NativeLibrary | None, str | None]:
-    """Load XRT's own library. Return it, or None and the reason why it cannot be used."""
+    """Load XRT's native library. Returns (library, None), or (None, reason) if it cannot be used."""
     if not SHIPPED.exists():
         return None, (
             f"{SHIPPED.name} was not built when XRT was installed, usually because no C++ compiler was found; install one (on "
@@ -80,7 +80,7 @@ def _load_shipped() -> tuple[NativeLibrary | None, str | None]:
         library = load(SHIPPED)
     except EngineUnavailable as error:
         return None, str(error)
-    # A development tree may have a library of older sources, which would otherwise fail only in the first call.
+    # In a development tree, the library may have been built from older sources.
     missing = [name for name in FUNCTIONS if not hasattr(library.handle, name)]
     if missing:
         return None, (
@@ -91,21 +91,20 @@ def _load_shipped() -> tuple[NativeLibrary | None, str | None]:
 
 
 STORAGE_ABSENT, STORAGE_CONSTANT, STORAGE_ARGUMENT, STORAGE_RESULT, STORAGE_INNER = range(5)
-"""``xrt_tape_value.storage``: where the elements of a value are."""
+"""The values of ``xrt_tape_value.storage``: where the elements of a value are."""
 STATUS_NO_MEMORY = -1
 STATUS_UNALIGNED = -2
-"""Results of ``xrt_tape_run``. 0 means success, and a positive number is the 1-based index of the step that failed."""
+"""Results of ``xrt_tape_run``. 0 is success, a positive number the 1-based index of the step that failed."""
+
+
+# The classes below are the structures of ``src/tape.h``: `ValueC` is ``xrt_tape_value``.
 
 
 class ValueC(Structure):
-    """``xrt_tape_value``."""
-
     _fields_ = [("tensor", abi.TensorC), ("storage", c_int32), ("location", c_int64)]
 
 
 class StepC(Structure):
-    """``xrt_tape_step``."""
-
     _fields_ = [
         ("kernel", POINTER(abi.KernelC)),
         ("state", c_void_p),
@@ -118,8 +117,6 @@ class StepC(Structure):
 
 
 class LayoutC(Structure):
-    """``xrt_tape_layout``."""
-
     _fields_ = [
         ("n_values", c_int32),
         ("values", POINTER(ValueC)),
@@ -136,7 +133,6 @@ FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "xrt_tape_new": (c_void_p, POINTER(LayoutC)),
     "xrt_tape_run": (c_int32, c_void_p, c_void_p, c_void_p),
     "xrt_tape_said": (c_char_p,),
-    "xrt_tape_frames": (c_int64, c_void_p),
     "xrt_tape_delete": (None, c_void_p),
     "xrt_pool_workers": (c_int32,),
     "xrt_multiply": (None, c_void_p, c_int32),
@@ -146,7 +142,7 @@ FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
 
 @lru_cache(maxsize=1)
 def get_core() -> CDLL:
-    """Get XRT's own library, with the types of `FUNCTIONS` declared. Raises EngineUnavailable if it cannot be used."""
+    """Load XRT's native library and declare the types of `FUNCTIONS`. Raises EngineUnavailable if it cannot be used."""
     library: CDLL = require_native_library().handle
     for name, (result, *arguments) in FUNCTIONS.items():
         function = getattr(library, name)
@@ -156,73 +152,72 @@ def get_core() -> CDLL:
 
 
 _DATA_POINTER_OFFSET = object.__basicsize__
-"""Offset of the data pointer in an array object. In every version of NumPy it is the first field after the object header."""
+"""Offset of the data pointer in an array object: in every version of NumPy it is the first field after the object header."""
 
 
 def _read_pointer(array: Any) -> int:
-    """Read the address of an array's elements from the array object."""
+    """Read the address of an array's elements from the memory of the array object."""
     return c_void_p.from_address(id(array) + _DATA_POINTER_OFFSET).value or 0
 
 
 def _query_address(array: Any) -> int:
-    """Get the address of an array's elements by NumPy's interface."""
+    """Get the address of an array's elements from NumPy."""
     return int(array.ctypes.data)
 
 
-def _choose_address_of() -> Callable[[Any], int]:
-    """Select `_read_pointer`, which is four times as fast, if it returns the same addresses as `_query_address`."""
-    probes: Iterable[Any] = (np.arange(5), np.ones((2, 3), np.float32)[1:], np.empty(0), np.array(1.5))
-    return _read_pointer if all(_read_pointer(p) == _query_address(p) for p in probes) else _query_address
-
-
-address_of = _choose_address_of()
+_PROBES: Iterable[Any] = (np.arange(5), np.ones((2, 3), np.float32)[1:], np.empty(0), np.array(1.5))
+address_of = _read_pointer if all(_read_pointer(array) == _query_address(array) for array in _PROBES) else _query_address
+"""Returns the address of an array's elements. `_read_pointer` is four times as fast; it is used if its results are correct."""
 
 
 Array = np.ndarray[Any, Any]
 _ProductsC = c_int64 * 20
-"""``xrt_products`` as an array of integers: all its fields have 64 bits, and an array is created faster than a structure."""
+"""``xrt_products`` as an array: its fields are 64-bit integers, and ctypes creates an array faster than a structure."""
 
 
 def multiply(blas: BlasCalls, a: Array, b: Array, threads: int) -> Array | None:
     """Compute ``a @ b`` with the functions of a BLAS library on ``threads`` threads of the native library.
 
-    The arrays have rank 2 or more, no extent of 0, and the same dtype, float32 or float64. Return None if an operand broadcasts
-    along only some of the batch axes.
+    The arrays have rank 2 or more, no extent of 0, and the same dtype, float32 or float64. Returns None if an operand broadcasts
+    along some of the batch axes but not all.
     """
-    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim > 2 or b.ndim > 2 else ()
-    first = _flatten_batch(a, batch)
-    second = _flatten_batch(b, batch)
-    if first is None or second is None:
+    batch_shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim > 2 or b.ndim > 2 else ()
+    left = _flatten_batch(a, batch_shape)
+    right = _flatten_batch(b, batch_shape)
+    if left is None or right is None:
         return None
-    result = np.empty((*batch, a.shape[-2], b.shape[-1]), a.dtype)
-    stack = result.reshape(-1, *result.shape[-2:])
+    result = np.empty((*batch_shape, a.shape[-2], b.shape[-1]), a.dtype)
+    products = result.reshape(-1, *result.shape[-2:])
     # If all products of the batch have the same right operand, compute a single product with more rows.
-    if len(second) == 1 and len(first) == len(stack) > 1 and first.flags.c_contiguous:
-        first, stack = (x.reshape(1, -1, x.shape[-1]) for x in (first, stack))
-    (count, m, n), k = stack.shape, a.shape[-1]
-    numbers = (*blas.find_calls(a.dtype), 8 * a.itemsize, blas.indices, count, m, n, k)
-    get_core().xrt_multiply(
-        _ProductsC(*numbers, *_marshal_stack(first), *_marshal_stack(second), *_marshal_stack(stack)), threads
-    )
+    if len(right) == 1 and len(left) == len(products) > 1 and left.flags.c_contiguous:
+        left, products = (stack.reshape(1, -1, stack.shape[-1]) for stack in (left, products))
+    (count, m, n), k = products.shape, a.shape[-1]
+    numbers = (*blas.select(a.dtype), 8 * a.itemsize, blas.index_bits, count, m, n, k)
+    matrices = (*_marshal_stack(left), *_marshal_stack(right), *_marshal_stack(products))
+    get_core().xrt_multiply(_ProductsC(*numbers, *matrices), threads)
     return result
 
 
-def _flatten_batch(array: Array, batch: tuple[int, ...]) -> Array | None:
-    """Flatten the batch axes to one; copy if BLAS does not support the strides. None if only some batch axes broadcast."""
-    if prod(array.shape[:-2]) not in (1, prod(batch)):
+def _flatten_batch(array: Array, batch_shape: tuple[int, ...]) -> Array | None:
+    """Merge the batch axes; copy the array if BLAS does not support its strides. None if it broadcasts along some axes only."""
+    if prod(array.shape[:-2]) not in (1, prod(batch_shape)):
         return None
     stack = array.reshape(-1, *array.shape[-2:])
     return stack if array.flags.aligned and _find_leading_dimension(stack) else np.ascontiguousarray(stack)
 
 
 def _marshal_stack(stack: Array) -> tuple[int, int, int, bool]:
-    """Return the fields of ``xrt_matrices``: address, stride between matrices, leading dimension, whether it is transposed."""
-    leading, is_transposed = _find_leading_dimension(stack) or (0, False)  # not None after `_flatten_batch`
-    return address_of(stack), stack.strides[0] if len(stack) > 1 else 0, leading, is_transposed
+    """Return the fields of ``xrt_matrices``: address, bytes between matrices, leading dimension, whether it is transposed."""
+    leading, is_transposed = _find_leading_dimension(stack) or (0, False)  # never None after `_flatten_batch`
+    bytes_between = stack.strides[0] if len(stack) > 1 else 0
+    return address_of(stack), bytes_between, leading, is_transposed
 
 
 def _find_leading_dimension(stack: Array) -> tuple[int, bool] | None:
-    """Find BLAS's leading dimension and whether matrices are transposed; None if neither rows nor columns are contiguous."""
+    """Find BLAS's leading dimension, and whether the transposes are stored. None if neither rows nor columns are contiguous.
+
+    The leading dimension is the number of elements between rows, or between columns if the transposes are stored.
+    """
     _, rows, columns = stack.shape
     _, row_stride, column_stride = stack.strides
     itemsize = stack.itemsize

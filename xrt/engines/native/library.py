@@ -1,4 +1,4 @@
-"""Open libraries of native kernels, and check their tables of kernels."""
+"""Open libraries of native kernels, and read and check their tables of kernels."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ ENTRY_SYMBOL = "xrt_library_entry"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeKernel:
-    """A kernel of a native library. In an `OpTable` it is the ``code`` of a `Kernel`."""
+    """A kernel of a native library. An `OpTable` stores it as the ``code`` of a `Kernel`."""
 
     library: NativeLibrary = field(repr=False)
     structure: abi.KernelC = field(repr=False)
-    """The kernel's row in the table of the library. Must not be changed."""
+    """The kernel in the table of the library. Read-only."""
     name: str
     domain: str
     op_type: str
@@ -47,7 +47,7 @@ class NativeKernel:
     def why_not(self, node: Node, function: Function) -> str | None:
         """Explain why the kernel does not support the node; None if it does."""
         reason = why_not_marshalled(node, function)
-        # A kernel without this function supports every node that can be passed to it.
+        # A kernel without the function ``why_not`` supports every node.
         if reason is not None or not self.structure.why_not:
             return reason
         message = MessageBuffer()
@@ -58,7 +58,7 @@ class NativeKernel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeLibrary:
-    """A shared library of kernels whose table was checked. It stays open until the process ends."""
+    """An open library of native kernels. It stays open until the process ends."""
 
     path: Path
     name: str
@@ -70,11 +70,11 @@ class NativeLibrary:
 
     @property
     def signature(self) -> str:
-        """Name, version and hash. Two libraries with the same signature compute the same results."""
+        """Name, version and hash of the file, which identify the library in cache keys."""
         return f"{self.name} {self.version} ({self.digest[:16]})"
 
     def register(self, table: OpTable[Any]) -> None:
-        """Register every kernel in the table. Of kernels with equal priority, the first in the table is tried first."""
+        """Add all kernels to the table. Kernels that are already there are tried before new ones of equal priority."""
         for kernel in self.kernels:
             table(
                 kernel.op_type,
@@ -89,7 +89,7 @@ class NativeLibrary:
             )(kernel)
 
     def kernel(self, name: str) -> NativeKernel:
-        """Get the kernel with a name. Raises EngineUnavailable, with the most similar name, if there is none."""
+        """Get a kernel by name. Raises EngineUnavailable with the most similar name if there is none of that name."""
         for kernel in self.kernels:
             if kernel.name == name:
                 return kernel
@@ -98,7 +98,7 @@ class NativeLibrary:
 
 
 class MessageBuffer:
-    """A buffer to which a kernel writes its error message (``xrt_text``)."""
+    """A buffer for the error message of a kernel (``xrt_text``)."""
 
     __slots__ = ("_buffer", "structure")
 
@@ -109,15 +109,15 @@ class MessageBuffer:
     @property
     def text(self) -> str:
         """The message, on one line."""
-        # The message may end in the middle of a character, and may lack the terminating zero.
+        # The kernel may have truncated the message within a character, and may not have written the zero byte at the end.
         raw = self._buffer.raw.split(b"\0", 1)[0]
         return " ".join(raw.decode("utf-8", "replace").split()) or "it gives no reason"
 
 
 def load(path: str | Path) -> NativeLibrary:
-    """Load the library at a path. A file that is already loaded is not opened again.
+    """Load the library at a path, or return it if it is already loaded.
 
-    Raises EngineUnavailable if the file does not exist, is not a library of XRT kernels, or violates a rule of ``kernel.h``.
+    Raises EngineUnavailable if the file does not exist, is not a library of native kernels, or violates a rule of ``kernel.h``.
     """
     file = Path(path).expanduser().absolute()
     try:
@@ -125,7 +125,7 @@ def load(path: str | Path) -> NativeLibrary:
         if not stat.S_ISREG(file_stat.st_mode):
             kind = "a directory; name the file in it" if file.is_dir() else "a pipe or a device, not a file"
             raise _make_error(file, f"it is {kind}")
-        # With these as part of the cache's key, a rebuilt file is loaded again.
+        # The cache key includes these properties, so that a rebuilt file is loaded again.
         return _open_cached(file, file_stat.st_ino, file_stat.st_mtime_ns, file_stat.st_size)
     except FileNotFoundError:
         raise _make_error(file, f"there is no such file.{_suggest_file(file)}") from None
@@ -137,9 +137,9 @@ def load(path: str | Path) -> NativeLibrary:
 
 @cache
 def _open_cached(file: Path, *file_stat: int) -> NativeLibrary:
-    """Open a library. ``file_stat`` is only part of the cache's key."""
+    """Open a library. ``file_stat`` is only part of the cache key."""
     with file.open("rb") as stream:
-        # The signature contains a hash of the file, because a rebuilt library may have the same version.
+        # The hash is part of the signature, because a rebuilt library may have the same version.
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     try:
         handle = ctypes.CDLL(str(file))
@@ -149,14 +149,14 @@ def _open_cached(file: Path, *file_stat: int) -> NativeLibrary:
     library = NativeLibrary(
         file, _read_string(library_c.name, file, "its name"), _read_string(library_c.version, file, "its version"), digest, handle
     )
-    # Set afterwards, because kernels refer to their library.
+    # Set afterwards, because the kernels have a reference to the library.
     object.__setattr__(library, "kernels", tuple(_iter_kernels(library, library_c)))
     _check_unambiguous(library)
     return library
 
 
 def _read_library(file: Path, handle: ctypes.CDLL) -> abi.LibraryC:
-    """Call the library's entry point. Raises EngineUnavailable if it is missing, or for another version of the interface."""
+    """Call the entry point of a library. Raises EngineUnavailable if there is none, or the version of the interface differs."""
     entry = getattr(handle, ENTRY_SYMBOL, None)
     if entry is None:
         raise _make_error(
@@ -205,7 +205,7 @@ def _iter_kernels(library: NativeLibrary, library_c: abi.LibraryC) -> Iterator[N
 
 
 def _read_string(raw: bytes | None, file: Path, field: str, *, may_be_empty: bool = False) -> str:
-    """Decode a string of a library's table. Raises EngineUnavailable if it is missing, empty or not UTF-8."""
+    """Decode a string in the table of a library. Raises EngineUnavailable if it is missing, empty or not UTF-8."""
     if raw is None or not (raw or may_be_empty):
         raise _make_error(file, f"{field} is {'missing' if raw is None else 'empty'}")
     try:
@@ -218,7 +218,7 @@ def _check_unambiguous(library: NativeLibrary) -> None:
     """Raise EngineUnavailable if two kernels with equal priority support the same nodes."""
     seen: dict[Any, NativeKernel] = {}
     for kernel in library.kernels:
-        # Which nodes a kernel with `why_not` supports is not known here.
+        # Kernels with a ``why_not`` may support different nodes.
         if kernel.structure.why_not:
             continue
         old = seen.setdefault((kernel.domain, kernel.op_type, kernel.priority, kernel.since, kernel.device), kernel)

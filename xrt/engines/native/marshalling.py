@@ -1,4 +1,4 @@
-"""Convert nodes to the structures of the C interface, and the memory that these point to."""
+"""Convert nodes, attributes and tensors to the structures of ``kernel.h``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from xrt.engines.native import abi
 from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType
 
 Array = np.ndarray[Any, Any]
-# Values of `xrt_tensor.ndim` and of its extents.
+# Special values of the rank (``xrt_tensor.ndim``) and of an extent.
 RANK_UNKNOWN = -2
 RANK_ABSENT = -1
 EXTENT_UNKNOWN = -1
+ABSENT = abi.TensorC(device_type=1, ndim=RANK_ABSENT, dtype=abi.DTypeC(0, 0, 1))
+"""The tensor of an input or output that is left out."""
 
 
 def why_not_marshalled(node: Node, function: Function) -> str | None:
@@ -32,7 +34,7 @@ def why_not_marshalled(node: Node, function: Function) -> str | None:
 
 
 def marshal_node(node: Node, function: Function, keep_alive: list[Any]) -> abi.NodeC:
-    """Convert a node for which `why_not_marshalled` returns None, in linear time.
+    """Convert a node for which `why_not_marshalled` returns None.
 
     The memory that the structure points to is added to ``keep_alive``, which must exist as long as a kernel may read the node.
     """
@@ -44,20 +46,20 @@ def marshal_node(node: Node, function: Function, keep_alive: list[Any]) -> abi.N
         version=function.opset(node.domain),
         name=node.name.encode("utf-8", "replace"),
         n_attributes=len(attributes),
-        attributes=_make_array(abi.AttributeC, attributes, keep_alive),
+        attributes=make_array_c(abi.AttributeC, attributes, keep_alive),
         n_inputs=len(inputs),
-        inputs=_make_array(abi.TensorC, inputs, keep_alive),
+        inputs=make_array_c(abi.TensorC, inputs, keep_alive),
         n_outputs=len(node.outputs),
     )
 
 
 def make_tensor_c(dtype: DType | None, shape: Sequence[Any] | None, data: int | None, keep_alive: list[Any]) -> abi.TensorC:
-    """Make the structure of a tensor in host memory. ``data`` is its address, or None.
+    """Make the structure of a tensor in host memory. ``data`` is its address; None if the elements are not known.
 
-    An unknown extent is -1, and an unknown shape has the rank -2. The shape and strides are added to ``keep_alive``.
+    The memory of shape and strides is added to ``keep_alive``.
     """
     extents = [dim if isinstance(dim, int) else EXTENT_UNKNOWN for dim in shape or ()]
-    # Row-major strides, in elements. An extent of 0 counts as 1, so that no stride is 0.
+    # Row-major strides, in elements. An extent of 0 counts as 1, so that all strides are positive.
     strides = [1] * len(extents)
     for axis in range(len(extents) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * max(extents[axis + 1], 1)
@@ -66,14 +68,14 @@ def make_tensor_c(dtype: DType | None, shape: Sequence[Any] | None, data: int | 
         device_type=1,
         ndim=RANK_UNKNOWN if shape is None else len(extents),
         dtype=(abi.encode_dtype(dtype) if dtype else None) or abi.DTypeC(0, 0, 1),
-        shape=_make_array(c_int64, extents, keep_alive),
-        strides=_make_array(c_int64, strides, keep_alive),
+        shape=make_array_c(c_int64, extents, keep_alive),
+        strides=make_array_c(c_int64, strides, keep_alive),
     )
 
 
 def _marshal_input(name: str, function: Function, keep_alive: list[Any]) -> abi.TensorC:
     if not name:
-        return abi.TensorC(device_type=1, ndim=RANK_ABSENT, dtype=abi.DTypeC(0, 0, 1))
+        return ABSENT
     type_ = function.get_type(name)
     constant = function.constants.get(name)
     if constant is not None:
@@ -85,13 +87,13 @@ def _marshal_input(name: str, function: Function, keep_alive: list[Any]) -> abi.
 
 def _marshal_constant(constant: Constant, keep_alive: list[Any]) -> abi.TensorC:
     array = make_aligned(constant.array)
-    # If it is a copy, nothing else keeps it alive.
+    # It may be a copy.
     keep_alive.append(array)
     return make_tensor_c(constant.dtype, array.shape, array.ctypes.data, keep_alive)
 
 
 def make_aligned(array: Array) -> Array:
-    """Return the array, or a copy if it is not C-contiguous or not aligned."""
+    """Copy an array that is not C-contiguous and aligned; return other arrays unchanged."""
     flags = array.flags
     return array if flags.c_contiguous and flags.aligned else np.require(array, requirements=["C", "A"])
 
@@ -106,21 +108,21 @@ def _marshal_attribute(attribute: Attribute, keep_alive: list[Any]) -> abi.Attri
             attribute_c.f = value
         case AttrKind.STRING:
             attribute_c.s = raw = _encode(value)
-            # Kernels need the length, because the bytes may contain zeros.
+            # The length is passed, because the bytes may contain zeros.
             attribute_c.count = len(raw)
         case AttrKind.TENSOR:
-            attribute_c.tensor = _make_array(abi.TensorC, [_marshal_constant(value, keep_alive)], keep_alive)
+            attribute_c.tensor = make_array_c(abi.TensorC, [_marshal_constant(value, keep_alive)], keep_alive)
         case AttrKind.INTS:
-            attribute_c.ints = _make_array(c_int64, value, keep_alive)
+            attribute_c.ints = make_array_c(c_int64, value, keep_alive)
             attribute_c.count = len(value)
         case AttrKind.FLOATS:
-            attribute_c.floats = _make_array(c_double, value, keep_alive)
+            attribute_c.floats = make_array_c(c_double, value, keep_alive)
             attribute_c.count = len(value)
         case AttrKind.STRINGS:
             buffers = [create_string_buffer(_encode(string)) for string in value]
-            # A c_char_p does not keep the bytes alive.
+            # A c_char_p does not keep its buffer alive.
             keep_alive.append(buffers)
-            attribute_c.strings = _make_array(c_char_p, [cast(b, c_char_p) for b in buffers], keep_alive)
+            attribute_c.strings = make_array_c(c_char_p, [cast(b, c_char_p) for b in buffers], keep_alive)
             attribute_c.count = len(value)
     return attribute_c
 
@@ -134,8 +136,8 @@ def _encode(string: str | bytes) -> bytes:
     return string if isinstance(string, bytes) else string.encode()
 
 
-def _make_array(kind: Any, items: Sequence[Any], keep_alive: list[Any]) -> Any:
-    """Copy items to a C array of ``kind``, which is added to ``keep_alive``; return a pointer to it, or null for no items."""
+def make_array_c(kind: Any, items: Sequence[Any], keep_alive: list[Any]) -> Any:
+    """Copy items to a C array of the type ``kind``, and add it to ``keep_alive``. Returns a pointer to it; null for no items."""
     if not items:
         return POINTER(kind)()
     items_c = (kind * len(items))(*items)

@@ -1,11 +1,10 @@
-"""The native tape: a sequence of native kernels that runs as one native call."""
+"""The native tape: a sequence of native kernels that runs in one native call."""
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from ctypes import POINTER, c_int32, c_void_p, pointer
+from ctypes import c_int32, c_void_p, pointer
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +14,7 @@ from xrt.engines.contract.graph_compiler import Executable, MemoryUse
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.native import abi, bindings as c
 from xrt.engines.native.library import MessageBuffer, NativeKernel
-from xrt.engines.native.marshalling import make_aligned, make_tensor_c, marshal_node
+from xrt.engines.native.marshalling import ABSENT, make_aligned, make_array_c, make_tensor_c, marshal_node
 from xrt.engines.toolkit.memory import LiveRange, assign_offsets
 from xrt.errors import CompileFailed, CompileRefused, InputError, RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
@@ -24,10 +23,10 @@ Array = np.ndarray[Any, Any]
 
 
 class NativeTape:
-    """A sequence of native kernels that computes outputs from inputs, all of static types.
+    """A sequence of native kernels for fixed shapes. Several threads may run it at the same time.
 
-    Memory offsets, values that reuse the memory of others, and the number of threads are determined at construction. Each run
-    uses one block of memory (a frame) from a pool, so several threads may run a tape concurrently.
+    The memory of all values and the number of threads are fixed at construction. Each run uses a block of memory (a frame) from a
+    pool.
     """
 
     def __init__(
@@ -38,49 +37,48 @@ class NativeTape:
         constants: Mapping[str, Constant],
         threads: int,
     ) -> None:
-        """Plan the memory of the tape, in linear time. ``steps`` read inputs, constants and results of earlier steps.
+        """Create the tape. ``steps`` read inputs, constants and results of earlier steps.
 
-        Each output must be the result of a step, and be listed once. Raises CompileFailed if there is not enough memory.
+        ``outputs`` are different results of steps. Raises CompileFailed if there is not enough memory.
         """
         self.steps = tuple(steps)
         self.inputs = tuple(_InputCheck(name, type_) for name, type_ in inputs.items())
         types = dict(inputs)
         for step in self.steps:
             types.update(step.outputs)
-        self._names = tuple(outputs)
-        self.outputs: tuple[tuple[Any, Any], ...] = tuple((types[n].shape, types[n].dtype.numpy) for n in outputs)
-        self._constants = {name: make_aligned(constants[name].array) for name in _list_inputs(steps) if name in constants}
-        layout = _TapeLayout(types, self._constants, tuple(inputs), tuple(outputs), self.steps)
-        self.workspace = layout.memory
+        self.output_names = tuple(outputs)
+        self.outputs: tuple[tuple[Any, Any], ...] = tuple((types[name].shape, types[name].dtype.numpy) for name in outputs)
+        """The shape and the NumPy dtype of each output."""
+        read_names = {name for step in self.steps for name in step.node.inputs}
+        self._constants = {name: make_aligned(value.array) for name, value in constants.items() if name in read_names}
+        # The memory of shapes, strides and indices, to which the native tape has pointers.
+        self._keep_alive: list[Any] = []
+        layout = _make_layout(types, self._constants, self, threads, self._keep_alive)
+        self.workspace: int = layout.memory
         """Bytes of memory that a run needs in addition to inputs and outputs."""
-        self._keep_alive = layout.keep_alive
-        # Types of C arrays of addresses.
-        self._arguments = c_void_p * len(self.inputs)
-        self._results = c_void_p * len(self.outputs)
+        # The types of the address arrays of a call.
+        self._input_addresses = c_void_p * len(self.inputs)
+        self._output_addresses = c_void_p * len(self.outputs)
         core = c.get_core()
-        handle = core.xrt_tape_new(layout.make_structure(threads))
+        handle = core.xrt_tape_new(layout)
         if not handle:
             raise CompileFailed(f"there is not enough memory for a native tape of {len(self.steps)} steps")
-        weakref.finalize(self, core.xrt_tape_delete, handle).atexit = False  # a daemon thread may still run it at exit
+        weakref.finalize(self, core.xrt_tape_delete, handle).atexit = False  # at exit, a daemon thread may run it
         self._handle = handle
         self._core = core
         self._run: Callable[..., int] = core.xrt_tape_run
 
-    @property
-    def frame_count(self) -> int:
-        """Number of frames so far: the maximum number of concurrent runs."""
-        return int(self._core.xrt_tape_frames(self._handle))
-
     def run(self, arrays: Sequence[Array], out: Sequence[Array | None] | None = None) -> list[Array]:
-        """Run the tape and return the outputs, each in the buffer of ``out`` or, if that is None, in a new array.
+        """Run the tape and return the outputs, in the buffers of ``out`` or, where these are None, in new arrays.
 
-        A buffer must be C-contiguous, writable and of the exact type of the output, and must not overlap an input. Raises
-        RunFailed for an input of another type, and if a kernel fails, with the names of the node, kernel and library.
+        A buffer must be C-contiguous, writable and of the type of the output. It may overlap an input only as `in_place` allows.
+        Raises RunFailed if an input has another type or a kernel fails.
         """
         inputs = [check(array) for check, array in zip(self.inputs, arrays, strict=True)]
-        results = [np.empty(shape, dtype) for shape, dtype in self.outputs] if out is None else self._allocate_outputs(out)
+        buffers = [None] * len(self.outputs) if out is None else out
+        results = [np.empty(*output) if buffer is None else buffer for output, buffer in zip(self.outputs, buffers, strict=True)]
         status = self._call(inputs, results)
-        # Kernels need aligned inputs. Unaligned ones, such as tensors in a model file, are rare, so copy them only now.
+        # Unaligned inputs, such as tensors of a model file, are rare. So they are not checked before the first attempt.
         if status == c.STATUS_UNALIGNED:
             status = self._call([array if _is_aligned(array) else array.copy() for array in inputs], results)
         if status:
@@ -88,18 +86,17 @@ class NativeTape:
         return results
 
     def bind(self, arrays: Sequence[Array], out: Sequence[Array]) -> Callable[[], None] | None:
-        """Make a function without arguments that runs the tape on these inputs and output buffers, which it keeps alive.
+        """Make a function that runs the tape on these inputs and output buffers, with addresses that are looked up only once.
 
-        It does not look up addresses again, so a call takes no longer than the kernels. Return None if an input has the wrong
-        layout: the function would use a copy, which does not follow later changes of the array.
+        Returns None if an input is not contiguous and aligned: the function would read a copy, not the array of a later call.
         """
         inputs = [check(array) for check, array in zip(self.inputs, arrays, strict=True)]
-        # `check` returns a copy of an array that is not contiguous.
+        # `check` copies an array that is not contiguous.
         if any(converted is not array or not _is_aligned(array) for converted, array in zip(inputs, arrays, strict=True)):
             return None
         address_of, run, handle = c.address_of, self._run, self._handle
-        arguments = self._arguments(*map(address_of, inputs))
-        results = self._results(*map(address_of, out))
+        arguments = self._input_addresses(*map(address_of, inputs))
+        results = self._output_addresses(*map(address_of, out))
         references = (self, *inputs, *out)
 
         def call(_references: object = references) -> None:
@@ -111,35 +108,30 @@ class NativeTape:
 
     @cached_property
     def in_place(self) -> tuple[tuple[int, int], ...]:
-        """The (input, output) index pairs that may share memory, because no step reads the input after the output is written."""
+        """The (input, output) index pairs that may share memory: no step reads the input after the output has been written."""
         last_read = {name: index for index, step in enumerate(self.steps) for name in step.node.inputs}
         writers = {name: (index, step) for index, step in enumerate(self.steps) for name in step.outputs}
         inputs_by_type: dict[TensorType, list[int]] = {}
         for index, source in enumerate(self.inputs):
             inputs_by_type.setdefault(source.type, []).append(index)
-        # Only values of the same type can share memory.
-        pairs = ((i, o) for o, name in enumerate(self._names) for i in inputs_by_type.get(writers[name][1].outputs[name], ()))
-        allowed = (
-            pair for pair in pairs if self._may_share(self.inputs[pair[0]], last_read, *writers[self._names[pair[1]]], pair[1])
-        )
-        return tuple(sorted(allowed))
-
-    def _may_share(
-        self, source: _InputCheck, last_read: Mapping[str, int], step_index: int, writer: PreparedKernel, output: int
-    ) -> bool:
-        """Whether output ``output``, which step ``step_index`` (``writer``) computes, may overwrite the input ``source``."""
-        read_at = last_read.get(source.name, -1)
-        return read_at < step_index or (
-            read_at == step_index and writer.can_overwrite(source.name, writer.node.outputs.index(self._names[output]))
-        )
+        pairs = []
+        for output, name in enumerate(self.output_names):
+            writer_index, writer = writers[name]
+            # Only values of the same type can share memory.
+            for index in inputs_by_type.get(writer.outputs[name], ()):
+                source_name = self.inputs[index].name
+                read_at = last_read.get(source_name, -1)
+                # The step that writes the output may be the last that reads the input, if its kernel supports that.
+                writes_in_place = read_at == writer_index and writer.can_overwrite(source_name, writer.node.outputs.index(name))
+                if read_at < writer_index or writes_in_place:
+                    pairs.append((index, output))
+        return tuple(sorted(pairs))
 
     def _call(self, inputs: Sequence[Array], results: Sequence[Array]) -> int:
         address_of = c.address_of
-        return self._run(self._handle, self._arguments(*map(address_of, inputs)), self._results(*map(address_of, results)))
-
-    def _allocate_outputs(self, out: Sequence[Array | None]) -> list[Array]:
-        pairs = zip(self.outputs, out, strict=True)
-        return [np.empty(shape, dtype) if buffer is None else buffer for (shape, dtype), buffer in pairs]
+        return self._run(
+            self._handle, self._input_addresses(*map(address_of, inputs)), self._output_addresses(*map(address_of, results))
+        )
 
     def _make_error(self, status: int) -> RunFailed:
         if status == c.STATUS_NO_MEMORY:
@@ -151,15 +143,14 @@ class NativeTape:
 
 
 def _is_aligned(array: Array) -> bool:
-    """Whether the address of an array is aligned. NumPy treats every empty array as aligned, but kernels do not."""
+    """Whether the address of an array is aligned. For NumPy all empty arrays are, but the native tape checks these too."""
     return array.flags.aligned and (array.size > 0 or c.address_of(array) % array.dtype.alignment == 0)
 
 
 class _InputCheck:
-    """Checks that an input has the type that the kernels were prepared for, because they would read beyond the end of a smaller
-    one.
+    """Checks that an array has the type for which the kernels were prepared; they would read beyond the end of a smaller one.
 
-    Calling it returns the array, or a copy if it is not C-contiguous. Raises RunFailed for another type.
+    A call returns the array, or a copy if it is not C-contiguous. Raises RunFailed if the type differs.
     """
 
     __slots__ = ("dtype", "name", "shape", "type")
@@ -177,88 +168,65 @@ class _InputCheck:
         raise RunFailed(f"value {self.name!r} is {actual}; the native kernels that read it were prepared for {self.type}")
 
 
-def _list_inputs(steps: Sequence[PreparedKernel]) -> dict[str, None]:
-    return dict.fromkeys(name for step in steps for name in step.node.inputs if name)
-
-
-class _TapeLayout:
-    """Numbers the values of a tape, plans their memory, and makes the C structures that describe it."""
-
-    def __init__(
-        self,
-        types: Mapping[str, TensorType],
-        constants: Mapping[str, Array],
-        inputs: tuple[str, ...],
-        outputs: tuple[str, ...],
-        steps: Sequence[PreparedKernel],
-    ) -> None:
-        self.keep_alive: list[Any] = []
-        self._steps = steps
-        self._value_indices = {"": 0}
-        self._storage: list[tuple[int, int]] = [(c.STORAGE_ABSENT, 0)]
-        self._tensors = [make_tensor_c(None, None, None, self.keep_alive)]
-        # Index 0 stands for absent inputs and outputs, which have rank -1.
-        self._tensors[0].ndim = -1
-        inner, self._scratch, self.memory = _plan_memory(types, {*inputs, *outputs, *constants}, steps)
-        storage_by_name = {
-            **{name: (c.STORAGE_INNER, span.offset) for name, span in inner.items()},
-            **dict.fromkeys(constants, (c.STORAGE_CONSTANT, 0)),
-            **{name: (c.STORAGE_RESULT, index) for index, name in enumerate(outputs)},
-            **{name: (c.STORAGE_ARGUMENT, index) for index, name in enumerate(inputs)},
-        }
-        for name, storage in storage_by_name.items():
-            self._value_indices[name] = len(self._storage)
-            self._storage.append(storage)
-            self._tensors.append(self._make_tensor(name, types, constants))
-        self._num_inputs = len(inputs)
-        self._num_outputs = len(outputs)
-
-    def _make_tensor(self, name: str, types: Mapping[str, TensorType], constants: Mapping[str, Array]) -> Any:
-        if name in constants:
+def _make_layout(
+    types: Mapping[str, TensorType],
+    constants: Mapping[str, Array],
+    tape: NativeTape,
+    threads: int,
+    keep_alive: list[Any],
+) -> c.LayoutC:
+    """Make the structure that describes a tape to C. The memory that it points to is added to ``keep_alive``."""
+    inputs, outputs = [check.name for check in tape.inputs], tape.output_names
+    inner, scratch, nbytes = _plan_memory(types, {*inputs, *outputs, *constants}, tape.steps)
+    storage_by_name = {
+        "": (c.STORAGE_ABSENT, 0),
+        **{name: (c.STORAGE_INNER, live_range.offset) for name, live_range in inner.items()},
+        **dict.fromkeys(constants, (c.STORAGE_CONSTANT, 0)),
+        **{name: (c.STORAGE_RESULT, index) for index, name in enumerate(outputs)},
+        **{name: (c.STORAGE_ARGUMENT, index) for index, name in enumerate(inputs)},
+    }
+    values = []
+    for name, (storage, location) in storage_by_name.items():
+        if not name:
+            tensor = ABSENT
+        elif name in constants:
             array = constants[name]
-            return make_tensor_c(DType.of(array), array.shape, array.ctypes.data, self.keep_alive)
-        return make_tensor_c(types[name].dtype, types[name].shape, None, self.keep_alive)
-
-    def make_structure(self, threads: int) -> c.LayoutC:
-        """Make the structure to create the tape with. It is only read then, but ``keep_alive`` must outlive the tape."""
-        values = [c.ValueC(t, storage, location) for t, (storage, location) in zip(self._tensors, self._storage, strict=True)]
-        steps = [self._make_step(index, step) for index, step in enumerate(self._steps)]
-        return c.LayoutC(
-            n_values=len(values),
-            values=_make_pointer(c.ValueC, values),
-            n_steps=len(steps),
-            steps=_make_pointer(c.StepC, steps),
-            n_arguments=self._num_inputs,
-            n_results=self._num_outputs,
-            memory=self.memory,
-            threads=threads,
-        )
-
-    def _make_step(self, index: int, step: PreparedKernel) -> c.StepC:
-        inputs = [self._value_indices[name] for name in step.node.inputs]
-        outputs = [self._value_indices[name] for name in step.node.outputs]
-        return c.StepC(
+            tensor = make_tensor_c(DType.of(array), array.shape, array.ctypes.data, keep_alive)
+        else:
+            tensor = make_tensor_c(types[name].dtype, types[name].shape, None, keep_alive)
+        values.append(c.ValueC(tensor, storage, location))
+    value_indices = {name: index for index, name in enumerate(storage_by_name)}
+    steps = [
+        c.StepC(
             kernel=pointer(step.kernel.structure),
             state=step.state,
-            scratch=self._scratch[index].offset if index in self._scratch else -1,
-            n_inputs=len(inputs),
-            inputs=_make_pointer(c_int32, inputs),
-            n_outputs=len(outputs),
-            outputs=_make_pointer(c_int32, outputs),
+            scratch=scratch[index].offset if index in scratch else -1,
+            n_inputs=len(step.node.inputs),
+            inputs=make_array_c(c_int32, [value_indices[name] for name in step.node.inputs], keep_alive),
+            n_outputs=len(step.node.outputs),
+            outputs=make_array_c(c_int32, [value_indices[name] for name in step.node.outputs], keep_alive),
         )
-
-
-def _make_pointer(kind: Any, items: Sequence[Any]) -> Any:
-    return ctypes.cast((kind * len(items))(*items), POINTER(kind))
+        for index, step in enumerate(tape.steps)
+    ]
+    return c.LayoutC(
+        n_values=len(values),
+        values=make_array_c(c.ValueC, values, keep_alive),
+        n_steps=len(steps),
+        steps=make_array_c(c.StepC, steps, keep_alive),
+        n_arguments=len(inputs),
+        n_results=len(outputs),
+        memory=nbytes,
+        threads=threads,
+    )
 
 
 def _plan_memory(
     types: Mapping[str, TensorType], external: set[str], steps: Sequence[PreparedKernel]
 ) -> tuple[dict[str, LiveRange], dict[int, LiveRange], int]:
-    """Plan the memory of inner values and of scratch space. Values in ``external`` have other memory.
+    """Plan the memory of a frame: the inner values, which are all values except those in ``external``, and scratch memory.
 
-    Return the range of each inner value by name, that of the scratch space by index of the step, and the total bytes. The first
-    output of a step reuses the memory of an inner input of the same type, if the kernel allows that and no later step reads it.
+    Returns the live ranges of inner values by name, those of scratch memory by step index, and the total bytes. The first output
+    of a step overwrites an inner input of the same type and size, if its kernel supports this and no later step reads the input.
     """
     last_read = {name: index for index, step in enumerate(steps) for name in step.node.inputs}
     inner: dict[str, LiveRange] = {}
@@ -266,15 +234,15 @@ def _plan_memory(
         for output, (name, type_) in enumerate(step.outputs.items()):
             if name in external:
                 continue
-            span = _find_reusable(step, type_, types, inner, last_read, index) if output == 0 else None
-            if span is None:
-                span = LiveRange(type_.nbytes or 0, index, index)
-            # A reused range has both names, and ends with the last step that reads one of them.
-            span.last = max(span.last, last_read.get(name, index))
-            inner[name] = span
+            live_range = _find_reusable(step, type_, types, inner, last_read, index) if output == 0 else None
+            if live_range is None:
+                live_range = LiveRange(type_.nbytes or 0, index, index)
+            # If two values share memory, the range ends with the last step that reads one of them.
+            live_range.last = max(live_range.last, last_read.get(name, index))
+            inner[name] = live_range
     scratch = {index: LiveRange(step.scratch, index, index) for index, step in enumerate(steps) if step.scratch}
-    # Values that share memory have the same range, which gets an offset once.
-    distinct = {id(span): span for span in (*inner.values(), *scratch.values())}
+    # Values that share memory have the same range, which must get only one offset.
+    distinct = {id(live_range): live_range for live_range in (*inner.values(), *scratch.values())}
     return inner, scratch, assign_offsets(list(distinct.values()))
 
 
@@ -286,7 +254,7 @@ def _find_reusable(
     last_read: Mapping[str, int],
     index: int,
 ) -> LiveRange | None:
-    """Find the memory of an inner input that the first output of step ``index`` may overwrite; None if there is none."""
+    """Find the memory of an inner input that the first output of step ``index``, of type ``type_``, may overwrite; or None."""
     if not step.node.outputs[0]:
         return None
     for name in step.node.inputs:
@@ -297,19 +265,19 @@ def _find_reusable(
 
 
 MAX_SCRATCH_BYTES = 1 << 40
-"""A kernel that requests more scratch memory is wrong. Sums of such requests could overflow 64 bits."""
+"""A larger request for scratch memory is an error of the kernel. Their sum could overflow 64 bits."""
 
 
 class PreparedKernel:
-    """A kernel that was prepared for a node. The state that its ``prepare`` created is destroyed with this object."""
+    """A kernel and the state that its ``prepare`` created for a node. The state is destroyed with this object."""
 
     __slots__ = ("__weakref__", "_node_c", "_node_memory", "kernel", "node", "outputs", "scratch", "state")
 
     def __init__(self, kernel: NativeKernel, node: Node, function: Function) -> None:
         """Prepare the kernel for a node whose inputs have static types.
 
-        Raises CompileRefused if the kernel rejects the node, CompileFailed if it fails or returns an output type that contradicts
-        the Function.
+        Raises CompileRefused if the kernel rejects the node, and CompileFailed if it fails or returns an output type that
+        contradicts the Function.
         """
         self.kernel = kernel
         self.node = node
@@ -336,7 +304,7 @@ class PreparedKernel:
 
     def can_overwrite(self, name: str, output: int = 0) -> bool:
         """Whether the kernel may write output ``output`` to the memory of the input value ``name``."""
-        # The bits of `in_place` are about output 0. For elementwise kernels they apply to all outputs.
+        # The bits of the kernel's `in_place` apply to output 0, and for elementwise kernels to all outputs.
         if output and not self.kernel.flags & abi.FLAG_ELEMENTWISE:
             return False
         indices = [index for index, input_name in enumerate(self.node.inputs) if input_name == name]
@@ -344,7 +312,7 @@ class PreparedKernel:
 
 
 def _iter_output_types(kernel: NativeKernel, node: Node, function: Function, outputs_c: Any) -> Iterator[tuple[str, TensorType]]:
-    """Yield the name and type of each output, as ``prepare`` returned it. Raises CompileFailed if it contradicts the Function."""
+    """Yield the name and type of each output that ``prepare`` returned. Raises CompileFailed if it contradicts the Function."""
     for index, name in enumerate(node.outputs):
         if not name:
             continue
@@ -365,17 +333,17 @@ def _read_type(output_c: abi.OutputC) -> TensorType | None:
 
 
 MIN_FILLED_BYTES = 1 << 12
-"""For a smaller output, allocating an array and copying it takes less time than passing the caller's buffer."""
+"""For a smaller output, a new array and a copy take less time than passing a buffer."""
 
 
 class NativeExecutable(Executable):
-    """Runs a Function as one native call."""
+    """Runs a Function in one native call."""
 
     outputs_are_fresh = True
     updates_inputs = False
 
     def __init__(self, name: str, tape: NativeTape, outputs: Sequence[str]) -> None:
-        """``outputs`` are the names of the tape's outputs. ``name`` is that of the Function, for error messages."""
+        """``name`` and ``outputs`` are the names of the Function and of its outputs, for error messages."""
         self.tape = tape
         self._name = name
         self._outputs = tuple(outputs)
@@ -426,11 +394,10 @@ def check_buffers(
     *,
     aligned: bool,
 ) -> None:
-    """Raise InputError for a buffer of the caller that does not match its output.
+    """Raise InputError if a buffer in ``out`` does not match its output. With ``aligned``, buffers must be aligned.
 
-    ``names`` and ``outputs`` describe the outputs of ``function``, the latter as (value or type, dtype, shape). ``describe``
-    formats the first of these for the error message, and the dtype is None for an output that is not an array. With ``aligned``,
-    a buffer must be aligned too.
+    ``outputs`` has a tuple (value or type, dtype, shape) for each output. The dtype is None if the output is not an array.
+    ``describe`` formats the value or type for the error message.
     """
     if len(out) != len(names):
         raise InputError(f"function {function!r} has {len(names)} outputs; out= has {len(out)} buffers")
@@ -464,11 +431,10 @@ def run_kernel(
     constants: Sequence[int] = (),
     threads: int = 1,
 ) -> list[Array]:
-    """Run a kernel on arrays, for tests. None is an absent input.
+    """Run a kernel on arrays, for tests. An absent input is None. ``constants`` has the indices of constant inputs.
 
-    ``constants`` lists the indices of inputs that the kernel gets as constants. Raises CompileRefused if the kernel does not
-    support the inputs, and CompileFailed or RunFailed if it fails. Raises EngineUnavailable if XRT's own native library cannot be
-    used, which runs the kernel.
+    Raises CompileRefused if the kernel does not support the inputs, CompileFailed or RunFailed if it fails, and EngineUnavailable
+    if XRT's native library, which contains the tape, cannot be used.
     """
     names = tuple("" if x is None else f"x{i}" for i, x in enumerate(inputs))
     outputs = tuple(f"y{i}" for i in range(n_outputs))
@@ -476,7 +442,7 @@ def run_kernel(
     values_by_name = {names[i]: Constant(inputs[i]) for i in constants}  # type: ignore[arg-type]  # a constant is not omitted
     arrays = {n: np.asarray(x) for n, x in zip(names, inputs, strict=True) if x is not None and n not in values_by_name}
     types = {n: TensorType(DType.of(x), x.shape) for n, x in arrays.items()}
-    # Without ``opset`` use a version that the kernel supports.
+    # The default is an opset that the kernel supports.
     version = opset or kernel.until or max(kernel.since, 1)
     function = Function(
         tuple(Value(*pair) for pair in types.items()),

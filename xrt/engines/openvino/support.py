@@ -108,7 +108,7 @@ def why_not_converted(node: Node, function: Function) -> str | None:
     tensors = [name for name in node.outputs if isinstance(function.get_type(name) if name else None, TensorType)]
     # The operator's version, not the model's opset: nodes with the same definition share a cache entry.
     version = since_version(node, function) or function.opsets[""]
-    return _try_conversion(NodeQuery.of(node, function, version=version, outputs=tensors))
+    return _try_conversion(NodeQuery.from_node(node, function, version=version, outputs=tensors))
 
 
 @lru_cache(maxsize=MAX_CACHED_CONVERSIONS)
@@ -139,6 +139,6 @@ _SUPPORT = LibrarySupport(
     why_not_type=lambda node, name, type_: why_not_passable(name, type_),
     outputs=_list_typed_outputs,
     tables=(_why_not_empty, why_not_computed, why_known_issue, _why_not_scan),
-    answer=why_not_converted,
+    query=why_not_converted,
     close_body=_close_body,
 )

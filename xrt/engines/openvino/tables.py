@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 
 from xrt.engines.openvino.library import LIBRARY
 from xrt.engines.toolkit.known_issues import (
-    AXIS_IS_INPUT,
+    DFT_AXIS_INPUT_OPSET,
     KnownIssue,
-    Test,
+    Predicate,
     always,
     attribute_is,
     estimate_transform_error,
     find_cast,
+    find_constant_input,
     find_dtype,
-    find_input,
     find_shape,
     has_input,
     is_whole,
@@ -154,9 +154,9 @@ def list_data_inputs(node: Node, function: Function) -> frozenset[str]:
     return frozenset(names)
 
 
-def _is_computed(index: int) -> Test:
+def _is_computed(index: int) -> Predicate:
     """Make a predicate: whether the node has input ``index``, and it is not a constant."""
-    return lambda node, function: has_input(node, index) and find_input(node, index, function) is None
+    return lambda node, function: has_input(node, index) and find_constant_input(node, index, function) is None
 
 
 def _flattens_axes(node: Node, function: Function) -> bool:
@@ -213,7 +213,7 @@ def _may_resize_to_fraction(node: Node, function: Function) -> bool:
     """Whether the sizes times the scales of a Resize with aligned corners may be fractions."""
     if node.attr("coordinate_transformation_mode") not in ("align_corners", "pytorch_half_pixel"):
         return False
-    scales, shape = find_input(node, 2, function), find_shape(node, 0, function)
+    scales, shape = find_constant_input(node, 2, function), find_shape(node, 0, function)
     if not has_input(node, 2) or has_input(node, 3):
         return False
     if scales is None or shape is None:
@@ -222,7 +222,7 @@ def _may_resize_to_fraction(node: Node, function: Function) -> bool:
     return not all(is_whole(shape[axis], float(scale)) for axis, scale in zip(axes, scales.array, strict=False))
 
 
-def _adds_pooling_window(reaches: Callable[[int, int, int, int], bool]) -> Test:
+def _adds_pooling_window(reaches: Callable[[int, int, int, int], bool]) -> Predicate:
     """Make a predicate: whether the last window of a pooling with ``ceil_mode`` satisfies, or may satisfy, ``reaches``.
 
     The arguments of ``reaches`` are four positions along one axis, counted from the start of the padding: the first and the last
@@ -315,7 +315,7 @@ def _is_constant_expression(node: Node, function: Function) -> bool:
 
 def _is_empty_range(node: Node, function: Function) -> bool:
     """Whether a Range of constants steps away from its limit, and so is empty."""
-    values = [find_input(node, index, function) for index in range(3)]
+    values = [find_constant_input(node, index, function) for index in range(3)]
     if None in values:
         return False
     start, limit, step = (constant.array.item() for constant in values if constant is not None)
@@ -328,9 +328,9 @@ def _transforms_another_axis(node: Node, function: Function) -> bool:
     Before opset 20 the axis is an attribute, and OpenVINO is wrong for a negative one. Since opset 20 the axis is an input, and
     OpenVINO transforms axis 1.
     """
-    if (since_version(node, function) or 0) < AXIS_IS_INPUT:
+    if (since_version(node, function) or 0) < DFT_AXIS_INPUT_OPSET:
         return bool(node.attr("axis", 1) < 0)
-    constant = find_input(node, 2, function)
+    constant = find_constant_input(node, 2, function)
     if has_input(node, 2) and constant is None:
         return True
     axis = -2 if constant is None else int(constant.array)
@@ -340,7 +340,7 @@ def _transforms_another_axis(node: Node, function: Function) -> bool:
 
 def may_crop_whole_axis(node: Node, function: Function) -> bool:
     """Whether the negative amounts of a Pad may crop more elements than an axis has."""
-    constant, axes = find_input(node, 1, function), find_input(node, 3, function)
+    constant, axes = find_constant_input(node, 1, function), find_constant_input(node, 3, function)
     if constant is None and has_input(node, 1):
         # The decomposition of a Pad contains another Pad whose amounts are computed as Max(pads, 0), so it crops nothing.
         producer = function.producer(node.inputs[1])
@@ -370,7 +370,7 @@ def _truncates_inside_region(node: Node, function: Function) -> bool:
 
 def _may_stack_unknown_empty_rows(node: Node, function: Function) -> bool:
     """Whether a Loop may run no iteration, and has a scan output whose shape its body does not declare completely."""
-    trip_count, condition = (find_input(node, index, function) for index in (0, 1))
+    trip_count, condition = (find_constant_input(node, index, function) for index in (0, 1))
     has_trips = trip_count is not None and trip_count.array.item() > 0
     if has_trips and (not has_input(node, 1) or (condition is not None and condition.array.item())):
         return False

@@ -1,7 +1,7 @@
 """The engines `ort` (ONNX Runtime) and `tensorrt` (its TensorRT provider).
 
-A Function is exported as an ONNX model that the installed library can read and opened as a session. Support is determined by
-querying the library and by a table of known defects (`tables`).
+A Function is exported as an ONNX model that the installed library can read, and opened as a session. A node is supported if the
+library accepts it and no known defect (`tables`) affects it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TENSORRT = EngineDeclaration(
     aliases=("trt",),
 )
 
-# Telemetry is on unless this is set before the import; `disable_telemetry_events()` is too late.
+# This must be set before the import of the library; `disable_telemetry_events()` would be too late.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__, __getattr__, __dir__ = load_lazily(__name__)

@@ -1,7 +1,7 @@
-"""ONNX Runtime on a device: sessions bound to device arrays, in stream order with the caller.
+"""ONNX Runtime on a CUDA device: sessions that read and write device arrays.
 
-A session has one stream for its lifetime. It waits for earlier work on the caller's stream, and the caller's stream then waits
-for it: calls on any stream are ordered. A run blocks the calling thread until the device has computed the results.
+A session has one stream for its lifetime. A run waits for the earlier work on the caller's stream, and the later work on that
+stream waits for the run. The run also blocks the calling thread until the device has computed the results.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 CUDA = "CUDAExecutionProvider"
 RECORD_ASSIGNMENTS = "session.record_ep_graph_assignment_info"
-"""Session entry that records which provider each node is assigned to."""
+"""The session configuration entry for recording the provider of each node."""
 _loading = renew_after_fork(threading.Lock())
 
 
@@ -51,7 +51,7 @@ def why_not_present(provider: str) -> str | None:
 
 
 def why_no_tensorrt() -> str | None:
-    """Load TensorRT's libraries from its package or the loader's path; explain why that fails, or return None."""
+    """Load TensorRT's libraries from its package or the loader's path. Explain why that fails, or return None."""
     package = find_spec("tensorrt_libs")
     folders = [Path(folder) for folder in (package.submodule_search_locations or () if package else ())]
     for name in ("libnvinfer.so.10", "libnvonnxparser.so.10"):
@@ -65,17 +65,14 @@ def why_no_tensorrt() -> str | None:
 
 @lru_cache(maxsize=1)
 def load_libraries() -> None:
-    """Load CUDA's libraries and cuDNN from NVIDIA's Python packages, which the loader does not search, if installed."""
-    # It prints the libraries that it does not find, even if the loader finds them. Two threads would restore each other's stdout.
+    """Load CUDA's libraries and cuDNN from NVIDIA's Python packages, because the system's loader does not search these."""
+    # The function prints the names of libraries that are not in packages, which is normal. The lock is for the global stdout.
     with _loading, redirect_stdout(StringIO()):
         onnxruntime.preload_dlls()
 
 
 def why_not_on_device(node: Node, function: Function, provider: str) -> str | None:
-    """Explain why a session on a device does not support the node although one on the CPU does; None if it does.
-
-    Does not access a device.
-    """
+    """Explain why a device does not support a node that the CPU supports; None if it does. Does not access a device."""
     if reason := why_not_present(provider):
         return reason
     if node.bodies:
@@ -101,16 +98,8 @@ def _is_bindable(type_: Type) -> bool:
     return choose_transport(type_) is ValueTransport.DIRECT or type_.dtype is DType.BFLOAT16
 
 
-def provider_options(accelerator: Accelerator, stream: Any) -> dict[str, str]:
-    """Return the options of the CUDA provider, or of one built on it, that select the device and the stream."""
-    options = {"user_compute_stream": str(accelerator.address(stream))}
-    index = accelerator.name.partition(":")[2] or "0"
-    # A device_id makes the library warn that no plugin has this device, so the default is left out.
-    return options if index == "0" else {"device_id": index, **options}
-
-
 def check_opened(session: InferenceSession, provider: str) -> None:
-    """Raise CompileRefused if the session lacks the provider: the library drops a provider whose libraries are missing."""
+    """Raise CompileRefused if the session does not use the provider, because the libraries of the provider are missing."""
     if provider not in session.get_providers():
         raise CompileRefused(
             f"{LIBRARY} could not load its {provider}: it needs CUDA 13 (cuBLAS, cuFFT, cuRAND) and cuDNN 9 on the "
@@ -119,9 +108,9 @@ def check_opened(session: InferenceSession, provider: str) -> None:
 
 
 def check_assigned(session: InferenceSession, function: Function) -> None:
-    """Raise CompileRefused with the nodes that compute floats on the CPU: each would copy values between host and device.
+    """Raise CompileRefused if nodes compute floats on the CPU, which requires copies between host and device.
 
-    Nodes that compute shapes belong on the CPU.
+    Nodes that compute shapes are expected on the CPU.
     """
     on_cpu = {
         node.name
@@ -129,29 +118,26 @@ def check_assigned(session: InferenceSession, function: Function) -> None:
         if part.ep_name == "CPUExecutionProvider"
         for node in part.get_nodes()
     }
-    unassigned = [
-        node for node in function.nodes if node.name in on_cpu and any(_is_float(function, name) for name in node.defines)
-    ]
+    unassigned = []
+    for node in function.nodes:
+        types = [function.get_type(name) for name in node.defines]
+        if node.name in on_cpu and any(isinstance(type_, TensorType) and type_.dtype.is_float for type_ in types):
+            unassigned.append(node)
     if unassigned:
         names = ", ".join(f"{node.name!r} ({node.op})" for node in unassigned[:5])
         raise CompileRefused(f"{LIBRARY} has no device kernel for {names}", [node.name for node in unassigned])
 
 
-def _is_float(function: Function, name: str) -> bool:
-    type_ = function.get_type(name)
-    return isinstance(type_, TensorType) and type_.dtype.is_float
-
-
 @dataclass(frozen=True, slots=True)
 class DeviceBuffer:
-    """The device of arrays, as the library's I/O binding names it."""
+    """A device, as the library's I/O binding identifies it."""
 
     kind: str = "cuda"
     index: int = 0
 
 
 class OrtOnDevice(Executable):
-    """Runs a session on device arrays. Runs are serialized by a lock: they share one stream anyway."""
+    """Runs a session on device arrays. Runs from several threads wait for each other, because they share one stream."""
 
     outputs_are_fresh: ClassVar[bool] = True
 
@@ -164,7 +150,7 @@ class OrtOnDevice(Executable):
         device: DeviceBuffer,
         owner: object = None,
     ) -> None:
-        """``session`` computes the Function on the stream. ``owner`` is kept alive with it."""
+        """``session`` computes the Function on ``stream``, and needs the memory of ``owner``."""
         self.function = function
         self._accelerator = accelerator
         self._stream = stream
@@ -177,14 +163,15 @@ class OrtOnDevice(Executable):
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         accelerator, stream = self._accelerator, self._stream
         caller_stream = stream if options.stream is None else options.stream
-        # Copies of inputs that are not contiguous must live until the run is enqueued.
-        arguments = dict(zip((value.name for value in self.function.inputs), map(self._make_contiguous, inputs), strict=True))
+        # Copies of inputs must live until the run is enqueued.
+        contiguous = [x if x.flags.c_contiguous else accelerator.xp.ascontiguousarray(x) for x in inputs]
+        arguments = {value.name: array for value, array in zip(self.function.inputs, contiguous, strict=True)}
         results = {value.name: self._allocate(value) for value in self.function.outputs}
         with self._lock:
             if not self._opened:
                 raise RunFailed(f"the executable of {self.function.name!r} is closed")
             try:
-                # Order: caller's earlier work, the session's work, caller's later work.
+                # The order is: earlier work of the caller, the run, later work of the caller.
                 accelerator.follow(stream, caller_stream)
                 computed = self._compute(self._opened[0], arguments, results)
                 accelerator.follow(caller_stream, stream)
@@ -200,17 +187,18 @@ class OrtOnDevice(Executable):
                 name, device.kind, device.index, _encode_dtype(array.dtype), list(array.shape), self._address(array)
             )
         for name, array in buffers.items():
-            # A dynamic output: the library allocates it.
+            # The library allocates an output of dynamic shape.
             if array is None:
                 binding.bind_output(name, device.kind, device.index)
             else:
                 shape = list(array.shape)
                 binding.bind_output(name, device.kind, device.index, _encode_dtype(array.dtype), shape, self._address(array))
         try:
-            # This waits for the device. A run that does not wait would never free its staging buffers.
+            # This waits for the device. Without waiting, the library would never free its staging buffers.
             session.run_with_iobinding(binding)
         except Exception:
-            # A failed run leaves staging buffers to the session's destructor, which may end the process: see `_close_session`.
+            # After a failed run, the destructor of the session would free the staging buffers, which may end the process: see
+            # `_close_session`.
             _prevent_release(session)
             raise
         if all(array is not None for array in buffers.values()):
@@ -218,24 +206,21 @@ class OrtOnDevice(Executable):
         results = dict(zip(buffers, binding.get_outputs(), strict=True))
         return {name: self._copy_result(results[name]) if array is None else array for name, array in buffers.items()}
 
-    def _make_contiguous(self, array: Any) -> Any:
-        return array if array.flags.c_contiguous else self._accelerator.xp.ascontiguousarray(array)
-
     def _allocate(self, value: Value) -> Any:
-        """Allocate an output of static shape; None if the shape is dynamic."""
+        """Allocate an output; None if its shape is dynamic."""
         if not isinstance(value.type, TensorType) or not is_static(value.type):
             return None
         return self._accelerator.xp.empty(value.type.shape, value.type.dtype.numpy)
 
     def _address(self, array: Any) -> int:
-        """The address of an array. For an empty array, which has none, any value but 0 works."""
+        """Get the address of an array. An empty array has no address; the library accepts any number except 0 for it."""
         return self._accelerator.address(array) or 1
 
     def _copy_result(self, result: Any) -> Any:
-        """Copy an output that ONNX Runtime allocated to a new device array, on this executable's stream."""
+        """Copy an output that ONNX Runtime allocated to a new array, on the session's stream."""
         type_ = DType.from_onnx(result.element_type())
         with self._accelerator.activate(self._stream) if self._device.kind != "cpu" else nullcontext():
-            return self._accelerator.at(result.data_ptr(), result.shape(), type_.numpy, result).copy()
+            return self._accelerator.view_memory(result.data_ptr(), result.shape(), type_.numpy, result).copy()
 
     def why_not_capturable(self) -> str | None:
         return f"{LIBRARY} keeps scratch memory and staging buffers for its next run, which a replay would write to, too"
@@ -246,13 +231,13 @@ class OrtOnDevice(Executable):
 
 
 def _close_session(opened: list[Any], accelerator: Accelerator, stream: Any, generation: int) -> None:
-    """Release the session and its owner, both in ``opened``, once their work is done; empty the list.
+    """Release the session and its owner (the list ``opened``) when their work is done, and empty the list.
 
-    A session whose run failed stays until the process ends, and so does a parent's in a forked child, which has no device.
+    In a forked child, which has no device, the session of the parent is not released.
     """
     if generation == get_generation():
-        # A session frees staging buffers in a host function on its stream. If that has the last reference to its allocator, it
-        # frees pinned memory, which CUDA forbids in a host function: the library ends the process.
+        # A session frees staging buffers in a host function on its stream. If the session is released before that, the function
+        # also frees pinned memory, which CUDA forbids in host functions, and the library ends the process.
         accelerator.wait([stream])
     else:
         _prevent_release(opened[0])
@@ -260,10 +245,10 @@ def _close_session(opened: list[Any], accelerator: Accelerator, stream: Any, gen
 
 
 def _prevent_release(session: InferenceSession) -> None:
-    """Add a reference to the session that is never dropped, so that its destructor does not run."""
+    """Add a reference to the session that is never released, so that its destructor does not run."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 
 def _encode_dtype(dtype: np.dtype[Any]) -> Any:
-    """Return the element type for a binding: NumPy's, or ONNX's number for bfloat16, which NumPy lacks."""
+    """Return the element type for a binding: NumPy's type, or ONNX's number for bfloat16, which NumPy does not have."""
     return DType.BFLOAT16.onnx if dtype == DType.BFLOAT16.numpy else dtype.type

@@ -18,19 +18,7 @@ from onnxruntime import ExecutionMode, GraphOptimizationLevel, SessionOptions
 
 from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphCompiler
 from xrt.engines.contract.options import check_options, option
-from xrt.engines.ort.cuda import (
-    CUDA,
-    RECORD_ASSIGNMENTS,
-    DeviceBuffer,
-    OrtOnDevice,
-    check_assigned,
-    check_opened,
-    load_libraries,
-    provider_options,
-    why_no_tensorrt,
-    why_not_on_device,
-    why_not_present,
-)
+from xrt.engines.ort import cuda
 from xrt.engines.ort.executable import OrtExecutable, why_not_bindable, why_not_passable
 from xrt.engines.ort.saving import SavedSession, open_memory_file, optimize_model
 from xrt.engines.ort.session import ExportedModel, Provider, make_quiet_options, open_session, report_memory
@@ -56,9 +44,9 @@ _MODES = {"sequential": ExecutionMode.ORT_SEQUENTIAL, "parallel": ExecutionMode.
 
 
 MIN_SAVED_NODES = 24
-"""A session of at least this many nodes is saved: optimizing a smaller model takes no longer than reading the cache."""
+"""Sessions with fewer nodes are not worth saving, because optimizing them takes no longer than reading the cache."""
 MIN_SAVED_CONSTANT_BYTES = 1 << 20
-"""A session with a constant of at least this size is saved too, because packing it takes time."""
+"""A smaller session is worth saving if it has a constant of this size, because packing the constant takes time."""
 
 
 @dataclass(frozen=True)
@@ -78,33 +66,33 @@ class Ort(GraphCompiler):
         Deviation("empty", ("ReduceMean",)),
     )
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
-    on_device: ClassVar[str] = CUDA
-    """The execution provider for devices."""
+    on_device: ClassVar[str] = cuda.CUDA
+    """The execution provider for CUDA devices."""
     supports_dynamic_shapes: ClassVar[bool] = True
 
     providers: tuple[str, ...] = option(("CPUExecutionProvider",), names_files=False)
-    """ONNX Runtime's names of execution providers, in order of preference; the CPU provider runs the remaining nodes."""
+    """Names of ONNX Runtime's execution providers, in order of preference. The CPU provider runs the remaining nodes."""
     provider_options: Mapping[str, str] = option(FrozenDict(), names_files=True)
     """Options of the providers, each under ``<provider>.<option>``."""
     optimization: Literal["none", "basic", "extended", "layout", "all"] = "all"
-    """Level of graph optimization."""
+    """The level of ONNX Runtime's graph optimizations."""
     execution_mode: Literal["sequential", "parallel"] = "sequential"
-    """``parallel`` runs independent nodes at once, on `inter_op_threads`."""
+    """``parallel`` runs independent nodes at the same time, on `inter_op_threads` threads."""
     inter_op_threads: int | None = option(None, at_least=1)
-    """Threads across nodes with ``execution_mode="parallel"``; None for the thread budget."""
+    """Number of threads for independent nodes with ``execution_mode="parallel"``; None for the thread budget."""
     memory_arena: bool = True
-    """Whether to keep freed CPU memory for the next call."""
+    """Whether to keep freed CPU memory for later calls."""
     memory_pattern: bool = True
-    """Whether to plan one block of memory for shapes that were seen before."""
+    """Whether to allocate one block of memory per call, planned when its shapes occurred first."""
     deterministic: bool = False
     """Whether kernels must be bitwise reproducible."""
     config: Mapping[str, str] = option(FrozenDict(), names_files=True)
     """Session configuration entries, such as ``session.intra_op.allow_spinning``."""
 
     def __post_init__(self) -> None:
-        self._set("providers", _as_names("providers", self.providers))
-        self._set("provider_options", _as_strings("provider_options", self.provider_options))
-        self._set("config", _as_strings("config", self.config))
+        for field, convert in (("providers", _as_names), ("provider_options", _as_strings), ("config", _as_strings)):
+            # The dataclass is frozen, but still under construction.
+            object.__setattr__(self, field, convert(field, getattr(self, field)))
         _check_providers(self.providers, self.provider_options)
         check_options(self)
         if self.inter_op_threads is not None and self.execution_mode != "parallel":
@@ -114,15 +102,12 @@ class Ort(GraphCompiler):
             )
         _check_config(self.config)
 
-    def _set(self, field: str, value: Any) -> None:
-        object.__setattr__(self, field, value)  # a frozen dataclass, still under construction
-
     def why_not(self, node: Node, function: Function) -> str | None:
         from xrt.engines.ort.support import why_not
 
         if node.device.partition(":")[0] in ("", "cpu"):
             return why_not(node, function, self.providers)
-        reason = why_not_on_device(node, function, self.on_device)
+        reason = cuda.why_not_on_device(node, function, self.on_device)
         return reason or why_not(replace(node, device=""), function, _CPU)
 
     def fuses_dequantization(self, node: Node, function: Function) -> bool:
@@ -136,11 +121,7 @@ class Ort(GraphCompiler):
         return list_scattered_inputs(node)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        """Open a session for the Function; large constants are not copied.
-
-        On a device the session is bound to device arrays and has its own stream. Raises CompileRefused if the library rejects the
-        model; its other errors pass through.
-        """
+        """Open a session for the Function. Raises CompileRefused if the library rejects the model, or any other library error."""
         from xrt.operators import compute_outputs  # not needed for a start from the cache
 
         function = compute_outputs(function)
@@ -153,8 +134,8 @@ class Ort(GraphCompiler):
         if context.device != "cpu":
             return self._open_on_device(function, export, options, context)
         if context.is_kept and self.providers == _CPU:
-            # `save` returns the optimized model, so that the library optimizes once. If that fails, for any reason, the error of
-            # a plain session is reported.
+            # Keep the optimized model for `save`, so that the library optimizes only once. If this fails, open a plain session,
+            # which reports the error.
             with suppress(Exception), open_memory_file() as file:
                 kept_options = self.make_session_options(context.threads, function=function)
                 return self.load(optimize_model(function, export, kept_options, file), function, context)
@@ -162,38 +143,42 @@ class Ort(GraphCompiler):
 
     def _open_on_device(
         self, function: Function, export: ExportedModel, options: SessionOptions, context: CompileContext
-    ) -> OrtOnDevice:
-        """Open a session on the device; raises CompileRefused with the nodes that would run on the CPU."""
+    ) -> cuda.OrtOnDevice:
+        """Open a session on a device. Raises CompileRefused with the nodes that would compute floats on the CPU."""
         accelerator = context.accelerator
         if accelerator is None or not accelerator.has_addresses:
-            raise CompileRefused(f"ONNX Runtime needs memory of {context.device} at addresses, and is given none")
-        if reason := why_not_present(self.on_device):
+            raise CompileRefused(f"ONNX Runtime needs addresses of arrays, which {context.device} does not have")
+        if reason := cuda.why_not_present(self.on_device):
             raise CompileRefused(reason)
-        # A session has one stream for its lifetime, given when it is opened.
+        # The stream of a session is fixed when it is opened.
         stream = accelerator.new_stream()
-        options.add_session_config_entry(RECORD_ASSIGNMENTS, "1")  # for `check_assigned`
-        load_libraries()
-        with accelerator.activate(stream):
-            session = open_session(export, options, self._list_device_providers(provider_options(accelerator, stream), context))
-        check_opened(session, self.on_device)
-        check_assigned(session, function)
+        stream_options = {"user_compute_stream": str(accelerator.address(stream))}
         index = int(accelerator.name.partition(":")[2] or 0)
-        return OrtOnDevice(function, session, accelerator, stream, DeviceBuffer("cuda", index), export.files)
+        if index:  # with the default device_id, too, the library warns that no plugin has this device
+            stream_options["device_id"] = str(index)
+        options.add_session_config_entry(cuda.RECORD_ASSIGNMENTS, "1")  # for `check_assigned`
+        cuda.load_libraries()
+        with accelerator.activate(stream):
+            session = open_session(export, options, self._list_device_providers(stream_options, context))
+        cuda.check_opened(session, self.on_device)
+        cuda.check_assigned(session, function)
+        return cuda.OrtOnDevice(function, session, accelerator, stream, cuda.DeviceBuffer("cuda", index), export.files)
 
     def _list_device_providers(self, stream_options: dict[str, str], context: CompileContext) -> list[Provider]:
-        """List the providers of a session on a device. ``stream_options`` are the provider's options for device and stream."""
-        # The provider multiplies float32 in TF32, with 10 bits of mantissa, unless told otherwise.
-        return [(CUDA, {"use_tf32": "0", **self._select_options(CUDA), **stream_options}), *_CPU]
+        """List the providers of a session on a device. ``stream_options`` select the device and the stream."""
+        # By default the provider multiplies float32 in TF32, which has 10 bits of mantissa.
+        return [(cuda.CUDA, {"use_tf32": "0", **self._select_options(cuda.CUDA), **stream_options}), *_CPU]
 
     def _open(
         self, function: Function, export: ExportedModel, options: SessionOptions, saved: SavedSession | None = None
     ) -> OrtExecutable:
-        """Open a session on an exported model. If it comes from a saved session, ``saved``, that has the names of its values."""
+        """Open a session on a model that was exported from the Function or from ``saved``, a saved session."""
         if saved is None:
             from xrt.engines.toolkit.memory import find_inplace_outputs  # not needed for a start from the cache
 
             inputs, outputs, inplace = function.inputs, function.outputs, find_inplace_outputs(function)
         else:
+            # The saved model has the names of the Function that was saved.
             inputs, outputs = saved.rename("inputs", function.inputs), saved.rename("outputs", function.outputs)
             inplace = dict(saved.header["inplace"])
         with AllocationTracker(export.nbytes) as allocations:
@@ -201,16 +186,16 @@ class Ort(GraphCompiler):
         uses = partial(report_memory, export.copied, export.mapped, allocations)
         survives_fork = self.execution_mode == "sequential"
         executable = OrtExecutable(function, session, inputs, outputs, export.files, uses, inplace, survives_fork=survives_fork)
-        # The calling thread counts in both pools but is not the library's.
+        # The calling thread counts in both thread pools, but the library does not start it.
         executable.idle_threads = max(0, options.intra_op_num_threads + options.inter_op_num_threads - 2)
         return executable
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
-        """Serialize the optimized model of the executable; it is optimized again unless `compile` kept it."""
+        """Serialize the optimized model. If `compile` did not keep it, the library optimizes the model again."""
         if not isinstance(executable, OrtExecutable):
             raise CompileRefused("there is no session to save")
-        # `optimize_model` optimizes for the CPU alone.
-        if self.providers != ("CPUExecutionProvider",):
+        # `optimize_model` supports only the CPU.
+        if self.providers != _CPU:
             raise CompileRefused(f"only sessions of CPUExecutionProvider are saved, not of {', '.join(self.providers)}")
         function, data = executable.function, executable.saved
         if data is None:
@@ -222,25 +207,26 @@ class Ort(GraphCompiler):
         return self._pack(data, function, context)
 
     def _pack(self, data: memoryview, function: Function, context: CompileContext) -> memoryview:
-        """Add packed weights to a saved session if several processes will load it; otherwise return ``data`` unchanged."""
+        """Add packed weights to the saved session in ``data`` if several processes will load it; otherwise return ``data``."""
         saved = SavedSession.read(data)
         is_packed = "mapped" in saved.header
         if not context.is_shared or context.workdir is None or is_packed or self.config.get(_NO_PACKING, "0") == "1":
             return data
         try:
             return saved.pack(function, self._load_options(1), context.workdir)
-        except Exception:  # noqa: BLE001  # no common base class; without this each process packs the weights itself
+        except Exception:  # noqa: BLE001  # the library's errors have no common base class
+            # Then each process packs the weights itself.
             _log.info("ONNX Runtime cannot save packed weights", exc_info=True)
             return data
 
     def is_worth_saving(self, function: Function) -> bool:
-        """Whether optimizing takes longer than finding, checking and mapping a file of the cache."""
+        """Whether optimizing the model takes longer than loading a file from the cache."""
         return len(function.nodes) >= MIN_SAVED_NODES or any(
             c.nbytes >= MIN_SAVED_CONSTANT_BYTES for c in function.constants.values()
         )
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OrtExecutable:
-        """Open a session on the optimized model without optimizing it again."""
+        """Open a session on the saved, optimized model."""
         saved = SavedSession.read(data)
         executable = self._open_mapped(saved, function, context.threads)
         if executable is None:
@@ -249,34 +235,34 @@ class Ort(GraphCompiler):
         return executable
 
     def can_load_with_threads(self, saved: int, threads: int) -> bool:
-        """Always True: a session gets its threads when it is opened, and the saved model does not depend on their number."""
+        """Always True, because the thread count is set when a session is opened."""
         return True
 
     def lower_precision(self, precision: Precision) -> GraphCompiler | None:
-        """Return this engine for int8, since the CPU provider has integer kernels for quantized Functions, or None."""
+        """Return this engine for int8, because the CPU provider computes quantized Functions in integers; else None."""
         return self if precision == "int8" and self.providers == _CPU and self.optimization != "none" else None
 
     def _open_mapped(self, saved: SavedSession, function: Function, threads: int) -> OrtExecutable | None:
         """Open a session with memory-mapped packed weights; None if that is not possible."""
-        export = saved.place(function)
+        export = saved.export_mapped(function)
         if export is None or export.mapping is None:
             return None
         try:
             executable = self._open(function, export, self._load_options(threads), saved)
-        except Exception:  # noqa: BLE001  # no common base class; an invalid model fails again without mapping
+        except Exception:  # noqa: BLE001  # the library's errors have no common base class
+            # If the model is invalid, the caller gets the error without the mapping.
             _log.info("ONNX Runtime cannot map packed weights", exc_info=True)
             return None
-        # Another file may have replaced this one before the library opened it.
+        # Another process may have replaced the file before the library opened it.
         return executable if export.mapping.is_at_path() else None
 
     def _load_options(self, threads: int) -> SessionOptions:
-        """Options for a model that is already optimized."""
+        """Make session options for a model that is already optimized."""
         options = self.make_session_options(threads)
         options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
         return options
 
     def version(self) -> str:
-        """Version and build info."""
         return f"onnxruntime {onnxruntime.__version__} ({onnxruntime.get_build_info()})"
 
     def available_devices(self) -> tuple[str, ...]:
@@ -291,52 +277,50 @@ class Ort(GraphCompiler):
             "environment without onnxruntime"
         )
 
-    def unsupported_options(self, context: CompileContext) -> str | None:
-        """Decline a reduced precision."""
-        precision = context.options.precision
-        if precision == "fp32":
-            return None
-        return f"engine 'ort' computes in the model's own types: it does not honour precision={precision!r}"
-
     def make_session_options(self, threads: int, device: str = "cpu", function: Function | None = None) -> SessionOptions:
         options = make_quiet_options()
         options.graph_optimization_level = _LEVELS[self.optimization]
         options.execution_mode = _MODES[self.execution_mode]
         inter_op = min(self.inter_op_threads or threads, threads) if self.execution_mode == "parallel" else 1
         options.inter_op_num_threads = inter_op
-        options.intra_op_num_threads = threads - inter_op + 1  # the calling thread belongs to both pools
+        options.intra_op_num_threads = threads - inter_op + 1  # the calling thread counts in both pools
         options.enable_cpu_mem_arena = self.memory_arena
         options.enable_mem_pattern = self.memory_pattern
         options.use_deterministic_compute = self.deterministic
-        defaults = _CPU_CONFIG if device == "cpu" and self.providers == _CPU else _CONFIG
-        settings = {**defaults, **({_EXACT_SUMS: "1"} if has_saturating_sums() else {}), **self.config}
+        config = dict(_CPU_CONFIG if device == "cpu" and self.providers == _CPU else _CONFIG)
+        if has_saturating_sums():
+            config[_EXACT_SUMS] = "1"
+        config.update(self.config)  # the user's entries have priority
         if function is not None:
             from xrt.engines.ort.tables import has_exact_weights, has_vector_products  # not needed for a start from the cache
 
-            unsafe_optimizers = {"MatmulTransposeFusion": has_vector_products, "WeightBiasQuantization": has_exact_weights}
-            for optimizer in (name for name, is_unsafe in unsafe_optimizers.items() if is_unsafe(function)):
-                settings[_DISABLED] = ";".join(filter(None, (settings.get(_DISABLED), optimizer)))
-        # The user's entries come last in `settings` and win, except for the list of disabled optimizers, which grows.
-        for key, value in settings.items():
+            # These optimizers have defects. Disable them in addition to those that the user disables.
+            for optimizer, is_affected in (
+                ("MatmulTransposeFusion", has_vector_products),
+                ("WeightBiasQuantization", has_exact_weights),
+            ):
+                if is_affected(function):
+                    config[_DISABLED] = ";".join(filter(None, (config.get(_DISABLED), optimizer)))
+        for key, value in config.items():
             options.add_session_config_entry(key, value)
         return options
 
     def _select_options(self, provider: str) -> dict[str, str]:
-        start = f"{provider}."
-        return {key.removeprefix(start): value for key, value in self.provider_options.items() if key.startswith(start)}
+        prefix = f"{provider}."
+        return {key.removeprefix(prefix): value for key, value in self.provider_options.items() if key.startswith(prefix)}
 
 
 @cache
 def has_saturating_sums(info: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether ONNX Runtime adds products of uint8 and int8 in 16 bits by default: on x86 without VNNI.
+    """Whether the processor is an x86 without VNNI. There ONNX Runtime by default adds products of uint8 and int8 in 16 bits.
 
-    A MobileNet v2 then has an error of 17 %, where 4.8 % is expected. With VNNI the setting for exact sums would only be slower:
-    1.5 to 2 times for quantized networks.
+    These sums saturate: a quantized MobileNet v2 had an error of 17 % instead of 4.8 %. On processors with VNNI, the setting for
+    exact sums makes quantized networks 1.5 to 2 times slower.
     """
     if platform.machine() not in ("x86_64", "AMD64"):
         return False
     try:
-        # The flags of the first processor: the file of a large server lists hundreds.
+        # The flags of the first processor are enough; large servers have hundreds.
         with info.open(encoding="ascii", errors="replace") as lines:
             flags = next((line for line in lines if line.startswith("flags")), "")
     except OSError:
@@ -348,14 +332,14 @@ _EXACT_SUMS = "session.x64quantprecision"
 _NO_PACKING = "session.disable_prepacking"
 _DISABLED = "optimization.disable_specified_optimizers"
 _CONFIG = {
-    # Threads that keep spinning after a run slow down the next region or session up to eight times.
+    # Without this, threads spin after a run. That makes the next region up to eight times slower.
     "session.force_spinning_stop": "1",
-    # Multiply 4-bit weights in float32; by default the library rounds the other operand to 8 bits.
+    # Multiply 4-bit weights in float32. By default the library rounds the other operand to 8 bits.
     "session.qdq_matmulnbits_accuracy_level": "1",
 }
 
 _CPU_CONFIG = {**_CONFIG, _DISABLED: "SkipLayerNormFusion"}
-"""On the CPU the fused SkipLayerNormalization is slower than the Add and LayerNormalization that it replaces: 1.3 times for [24,
+"""Disables the fusion of Add and LayerNormalization to SkipLayerNormalization, which is slower on the CPU: 1.3 times for [24,
 32], 6 times for [512, 1024] with two threads (ONNX Runtime 1.31.1)."""
 
 
@@ -366,7 +350,7 @@ def _export(function: Function) -> ExportedModel:
 
 
 def _check_boundary_types(function: Function) -> None:
-    """Raise CompileRefused if an input or output has an unknown or unsupported type."""
+    """Raise CompileRefused if the type of an input is unknown, or the type of an input or output is not supported."""
     for value in function.inputs:
         if value.type is None:
             raise CompileRefused(
@@ -377,10 +361,8 @@ def _check_boundary_types(function: Function) -> None:
         raise CompileRefused(reason)
 
 
-# ---------------------------------------------------------------------- validation of options
-
-# ONNX Runtime ignores unknown session configuration entries, so that a misspelled key would have no effect. It cannot list the
-# keys that it knows: they are constants of ``onnxruntime_session_options_config_keys.h``.
+# ONNX Runtime ignores session configuration entries with unknown keys. It has no function that lists the known keys, which are
+# constants in ``onnxruntime_session_options_config_keys.h``.
 
 ENGINE_KEYS: Mapping[str, str] = {
     "session.load_model_format": "the engine passes the model itself, in ONNX's format",
@@ -389,7 +371,7 @@ ENGINE_KEYS: Mapping[str, str] = {
     "session.use_ort_model_bytes_directly": "the engine passes the model itself, in ONNX's format",
     "session.use_ort_model_bytes_for_initializers": "the engine passes the model itself, in ONNX's format",
 }
-"""Keys that the engine sets itself, with the reason."""
+"""Keys that only the engine sets, with the reason."""
 
 _KEYS = {
     "memory": "enable_memory_arena_shrinkage",
@@ -410,11 +392,11 @@ _KEYS = {
     """,
 }
 KNOWN_KEYS = frozenset(f"{group}.{key}" for group, keys in _KEYS.items() for key in keys.split())
-"""All session keys of ONNX Runtime 1.31 that affect computation; keys of execution providers (``ep.``) are also accepted."""
+"""All session keys of ONNX Runtime 1.31 that affect computations, except those of execution providers (``ep.``)."""
 
 
 def _check_config(config: Mapping[str, str]) -> None:
-    """Raise OptionError for a key that is unknown or reserved."""
+    """Raise OptionError for an unknown key, or one that only the engine sets."""
     for key in config:
         if key in ENGINE_KEYS:
             raise OptionError(f"engine 'ort' sets config entry {key!r} itself: {ENGINE_KEYS[key]}; leave it out")
@@ -435,18 +417,15 @@ def _as_names(field: str, value: Any) -> tuple[str, ...]:
 
 
 def _as_strings(field: str, value: Any) -> FrozenDict[str, str]:
-    """Convert the value of a field to a mapping of text, sorted by key; booleans become 0 and 1."""
+    """Convert keys and values of a mapping to text, and sort it by key. Booleans become 0 and 1."""
     if not isinstance(value, Mapping):
         raise OptionError(f"{field} of engine 'ort' must map names to values; got {value!r}")
-    return FrozenDict({str(key): _to_string(value[key]) for key in sorted(value, key=str)})
-
-
-def _to_string(value: Any) -> str:
-    return str(int(value)) if isinstance(value, bool) else str(value)
+    texts = {str(key): str(int(item) if isinstance(item, bool) else item) for key, item in value.items()}
+    return FrozenDict(sorted(texts.items()))
 
 
 def _check_providers(providers: tuple[str, ...], options: Mapping[str, str]) -> None:
-    """Raise OptionError for an unknown, unavailable or repeated provider, or for options of an unlisted one."""
+    """Raise OptionError for an unavailable or repeated provider, or an option of a provider that is not in use."""
     available = onnxruntime.get_available_providers()
     for name in providers:
         if name not in available:
@@ -459,7 +438,7 @@ def _check_providers(providers: tuple[str, ...], options: Mapping[str, str]) -> 
     for key in options:
         provider, _, option = key.partition(".")
         if provider == "CPUExecutionProvider":
-            raise OptionError(f"ONNX Runtime's {provider} has no options of its own, and would ignore {option!r}; leave it out")
+            raise OptionError(f"ONNX Runtime's {provider} has no options, and would ignore {option!r}; leave it out")
         if provider not in providers or not option:
             raise OptionError(
                 f"provider_options of engine 'ort' are named <provider>.<option>, for a provider in use "
@@ -471,39 +450,38 @@ def _check_providers(providers: tuple[str, ...], options: Mapping[str, str]) -> 
             )
 
 
-# ---------------------------------------------------------------------- TensorRT
-
-PROVIDER = "TensorrtExecutionProvider"
+TENSORRT_PROVIDER = "TensorrtExecutionProvider"
 
 
 @dataclass(frozen=True)
 class TensorRT(Ort):
-    """Compiles with TensorRT; the CUDA provider runs nodes that TensorRT does not support.
+    """Compiles Functions with TensorRT, also for ``precision="fp16"``. The CUDA provider runs nodes that TensorRT does not
+    support.
 
-    Supports ``precision="fp16"``. Building an engine takes seconds to minutes per region; `engine_cache` keeps built engines.
+    Building a TensorRT engine takes seconds to minutes per region; with `engine_cache`, later processes reuse it.
     """
 
     name: ClassVar[str] = "tensorrt"
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
-    on_device: ClassVar[str] = PROVIDER
+    on_device: ClassVar[str] = TENSORRT_PROVIDER
 
     engine_cache: str = option("", names_files=True)
-    """Directory where TensorRT keeps built engines for later processes; empty for none."""
+    """Directory in which TensorRT stores built engines for later processes; empty for none."""
     min_subgraph_size: int = option(1, at_least=1)
-    """Smaller subgraphs run on the CUDA provider."""
+    """Subgraphs with fewer nodes run on the CUDA provider."""
     max_workspace_size: int | None = option(None, at_least=1)
-    """Scratch memory in bytes; None for TensorRT's default."""
+    """Maximum scratch memory in bytes; None for TensorRT's default."""
 
     def __post_init__(self) -> None:
-        """Check the fields; raises EngineUnavailable if the library was built without TensorRT, or TensorRT is not installed."""
+        """Raises EngineUnavailable if the library was built without TensorRT, or TensorRT is not installed."""
         super().__post_init__()
-        if reason := why_not_present(PROVIDER) or why_no_tensorrt():
+        if reason := cuda.why_not_present(TENSORRT_PROVIDER) or cuda.why_no_tensorrt():
             raise EngineUnavailable(f"engine 'tensorrt' cannot serve: {reason}; TensorRT itself comes as 'tensorrt-cu13<11'")
 
     def unsupported_options(self, context: CompileContext) -> str | None:
-        """Decline precisions other than fp16, and fp32 where TensorRT would multiply in TF32."""
+        """Decline bf16 and int8, and also fp32 if TensorRT would multiply in TF32."""
         if context.options.precision not in ("fp32", "fp16"):
-            return f"engine 'tensorrt' computes in fp32 or fp16: it does not honour precision={context.options.precision!r}"
+            return f"engine 'tensorrt' computes in fp32 or fp16: it does not support precision={context.options.precision!r}"
         if context.options.precision == "fp32" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0":
             return (
                 "engine 'tensorrt' multiplies fp32 in TF32, with 10 bits of mantissa, unless the process starts with "
@@ -520,4 +498,7 @@ class TensorRT(Ort):
         if self.engine_cache:
             provider_options |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": self.engine_cache}
         fallbacks = super()._list_device_providers(stream_options, context)
-        return [(PROVIDER, {**self._select_options(PROVIDER), **provider_options, **stream_options}), *fallbacks]
+        return [
+            (TENSORRT_PROVIDER, {**self._select_options(TENSORRT_PROVIDER), **provider_options, **stream_options}),
+            *fallbacks,
+        ]

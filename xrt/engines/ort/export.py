@@ -1,8 +1,8 @@
-"""Export a Function for ONNX Runtime: a small model, with large constants passed by reference, and rewrites for speed.
+"""Export a Function for ONNX Runtime: a model whose large constants are passed by reference, and rewrites for speed.
 
-Each large constant is an external file of the model whose content is the constant's own memory. With direct use of such buffers
-enabled, the library neither copies nor writes them, and it can read them while folding constants (``add_initializer`` does not
-allow that). Weights are in memory once, except packed copies, and protobuf's 2 GB limit does not apply.
+For the library, each large constant is an external file in memory: the memory of the constant itself. The library does not copy
+it, and can read it to fold constants, which it cannot with ``add_initializer``. So weights are in memory only once, except for
+packed copies, and protobuf's limit of 2 GB does not apply.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ if TYPE_CHECKING:
 
 
 _OPSET_OF_CASTS = 13
-"""The opset of the Casts that the library inserts for float16; it rejects them in a model below opset 6."""
+"""The opset of the Casts that the library inserts for float16. It rejects its own Casts in a model below opset 6."""
 
 
 def export_model(function: Function) -> ExportedModel:
     """Export a Function at the lowest opset and IR version with the same semantics.
 
-    Raises ModelError if the library cannot read these versions, and the Function cannot be expressed in older ones.
+    Raises ModelError if the library cannot read a version that the Function requires.
     """
-    function = externalize_weights(function)  # the library checks bodies separately and would look for a file
+    # Move large constants of bodies to the Function: the library checks bodies separately, and would look for files on disk.
+    function = externalize_weights(function)
     arrays = external_weights(function)
-    # A file per constant, because constants are separate in memory.
+    # One file per constant, because each has separate memory.
     files = {name: f"constant_{index}" for index, name in enumerate(arrays)}
     model = lowest_model(function, newest_opset(), newest_ir(), locations=files, least_opset=_OPSET_OF_CASTS)
     ceil_mode_outputs = {
@@ -42,8 +43,8 @@ def export_model(function: Function) -> ExportedModel:
     }
     for value in model.graph.value_info:
         if value.type.HasField("tensor_type") and value.name not in ceil_mode_outputs:
-            # The library infers shapes itself, except that its inference may count a window too many for pools with ceil_mode.
-            # A given shape is compared with the result of every call, which takes 40 ns per node.
+            # The library compares a declared shape with each result, which takes 40 ns per node, and infers shapes itself. But
+            # for pools with ceil_mode, its inference may count a window too many.
             value.type.tensor_type.ClearField("shape")
     contents = {files[name]: get_tensor_bytes(array) for name, array in arrays.items()}
     originals = [function.constants[name].array for name in arrays]
@@ -51,73 +52,70 @@ def export_model(function: Function) -> ExportedModel:
     return ExportedModel(model.SerializeToString(), contents, copied)
 
 
-# ---------------------------------------------------------------------- rewrites for speed
-
-
 def rewrite_for_session(function: Function) -> Function:
-    """Compute each output by a node, replace some convolutions and sums by products, and unshare int8 constants."""
+    """Make the Function faster for a session: replace some convolutions and sums by products, and copy shared int8 constants.
+
+    Also makes each output the result of a node.
+    """
     function = write_convolutions_as_products(compute_outputs(function))
     return unshare_int8_constants(rewrite_nodes(function, _write_sum_as_product))
 
 
 MIN_ROWS, MAX_ROWS = 16, 1 << 16
-"""A sum over fewer rows is not faster as a product; over more rows, the constant row of ones would be too large."""
+"""With fewer rows, a product is not faster than a sum. With more, the constant vector of ones would be too large."""
 
 
 def _write_sum_as_product(writer: NodeWriter) -> str | None:
-    """Replace a ReduceSum over constant leading axes of static extents by a product with ones, which is faster; else None."""
+    """Replace a ReduceSum over the leading axes by a faster product with a vector of ones; None if the node is not such a sum."""
     if writer.node.op != "ReduceSum" or len(writer.node.inputs) != 2:
         return None
     axes, type_ = writer.function.constants.get(writer.node.inputs[1]), writer.find_type(writer.x)
     if axes is None or type_ is None or type_.dtype not in (DType.FLOAT32, DType.FLOAT64) or not type_.is_static:
         return None
-    shape, count, dtype = writer.extents(writer.x), axes.array.size, type_.dtype
-    rows, columns = math.prod(shape[:count]), shape[count:]
-    # A sum over all axes is not a product with a matrix, and an empty tensor has no rows.
-    if not 0 < count < len(shape) or 0 in shape or not MIN_ROWS <= rows <= MAX_ROWS:
+    shape, num_axes, dtype = writer.extents(writer.x), axes.array.size, type_.dtype
+    rows, columns = math.prod(shape[:num_axes]), shape[num_axes:]
+    # A sum over all axes has no columns.
+    if not 0 < num_axes < len(shape) or 0 in shape or not MIN_ROWS <= rows <= MAX_ROWS:
         return None
-    if sorted(int(axis) % len(shape) for axis in axes.array.reshape(-1)) != list(range(count)):
+    are_leading = sorted(int(axis) % len(shape) for axis in axes.array.reshape(-1)) == list(range(num_axes))
+    if not are_leading:
         return None
-    ones = f"xrt/sum/{dtype}/{rows}"  # shared by all sums over this many rows
+    ones = f"xrt/sum/{dtype}/{rows}"  # all sums of this type over this number of rows share the constant
     writer.constants[ones] = Constant(np.ones(rows, dtype.numpy))
     source = writer.x
     if len(shape) > 2:
         source = writer.op("Reshape", source, writer.integers([rows, -1]))
-    result = (1,) * count + columns if writer.node.attr("keepdims", 1) else columns
-    sums = writer.op("MatMul", ones, source)
-    # MatMul of a vector and a matrix already has the final shape.
-    return sums if len(result) == 1 else writer.op("Reshape", sums, writer.integers(result))
-
-
-# ---------------------------------------------------------------------- int8 constants
+    result_shape = (1,) * num_axes + columns if writer.node.attr("keepdims", 1) else columns
+    sums = writer.op("MatMul", ones, source)  # a vector
+    return sums if len(result_shape) == 1 else writer.op("Reshape", sums, writer.integers(result_shape))
 
 
 def unshare_int8_constants(function: Function) -> Function:
-    """Duplicate int8 constants, and dequantized constants, so that each has a single reader.
+    """Duplicate int8 constants, and the nodes that dequantize constants, so that each has only one reader.
 
-    With `session.x64quantprecision` ONNX Runtime 1.31 rewrites int8 weights and zero points node by node and cannot open a model
-    in which two nodes share one. The copies share memory.
+    With `session.x64quantprecision`, ONNX Runtime 1.31 rewrites the int8 weights and zero points of each node, and cannot open a
+    model in which two nodes share one. The duplicates share memory.
     """
     if not any(constant.dtype is DType.INT8 for constant in function.constants.values()):
         return function
     constants, nodes, used_names = dict(function.constants), list[Node](), set[str]()
 
     def rename_if_used(name: str) -> str:
-        """Return the name that the next reader of a value uses: the value's for the first reader, a copy's for later ones."""
-        constant, source = function.constants.get(name), function.producer(name) if name else None
-        is_byte = constant is not None and constant.dtype is DType.INT8
-        is_dequantized = source is not None and source.op == "DequantizeLinear" and source.inputs[0] in function.constants
-        if name not in used_names or not (is_byte or is_dequantized):
+        """Return the value for another reader: the value itself for the first reader, a duplicate for later ones."""
+        constant, producer = function.constants.get(name), function.producer(name) if name else None
+        is_int8 = constant is not None and constant.dtype is DType.INT8
+        is_dequantized = producer is not None and producer.op == "DequantizeLinear" and producer.inputs[0] in function.constants
+        if name not in used_names or not (is_int8 or is_dequantized):
             used_names.add(name)
             return name
-        copy = f"{name}/xrt/{len(used_names)}"
-        used_names.add(copy)
+        duplicate = f"{name}/xrt/{len(used_names)}"
+        used_names.add(duplicate)
         if constant is not None:
-            constants[copy] = constant
-        elif source is not None:
-            inputs = tuple(map(rename_if_used, source.inputs))
-            nodes.append(replace(source, inputs=inputs, outputs=(copy,), name=copy, control=()))
-        return copy
+            constants[duplicate] = constant
+        elif producer is not None:
+            inputs = tuple(map(rename_if_used, producer.inputs))
+            nodes.append(replace(producer, inputs=inputs, outputs=(duplicate,), name=duplicate, control=()))
+        return duplicate
 
     for node in function.nodes:
         inputs = tuple(map(rename_if_used, node.inputs))

@@ -1,12 +1,11 @@
 """Save and load sessions: the optimized model, and the weights whose layout the library changed.
 
-Opening a session spends most of its time on graph optimization: fusion, constant folding, and weight layouts for the processor's
-kernels. The result is an ONNX model again. Unchanged weights refer to the Function's constants by position; the others come first
-in the file, aligned, and are used in place.
+Opening a session takes long because of graph optimization: fusion, constant folding, and layouts of weights. Its result is an
+ONNX model. A saved session is a file with these parts:
 
-    weights    each at a multiple of 64 bytes; in a file for several processes also the packed weights
-    model      ONNX; its external data is in "weights" or in "constant_<n>"
-    mapped     with packed weights: the model again, with marks in place of references into this file, for the library to map
+    weights    weights that are not constants of the Function, each aligned to 64 bytes; then packed weights, if there are any
+    model      the optimized model; its external data is in "weights" or "constant_<n>", constant n of the Function
+    mapped     with packed weights only: the model with marks in place of file names and offsets (see below)
     header     JSON: names of inputs and outputs, used constants, sizes of weights and models
     8 bytes    length of the header
 """
@@ -34,7 +33,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 ALIGNMENT = 64
 MIN_STORED_BYTES = 1024
-"""Smaller weights stay in the model."""
+"""Smaller weights are stored in the model."""
 
 _WEIGHTS = "weights"
 _STRING_TYPE = 8
@@ -43,62 +42,68 @@ _STRING_TYPE = 8
 
 @dataclass(frozen=True)
 class SavedSession:
-    """A parsed saved session."""
+    """The parts of a saved session."""
 
     data: memoryview
-    """The whole file."""
     header: Mapping[str, Any]
 
     @classmethod
     def read(cls, data: memoryview) -> SavedSession:
-        """Parse the output of `optimize_model`, whose checksum has been checked."""
+        """Parse the output of `optimize_model`. The caller has verified its checksum."""
         length = int.from_bytes(data[-8:], "little")
         return cls(data, json.loads(bytes(data[-8 - length : -8])))
 
     def export(self, function: Function) -> ExportedModel:
-        """Make the model to open as a session. It reads the constants of ``function``, which must equal the saved Function."""
-        constants = {_name_constant(index): content for index, content in self._iter_constants(function)}
-        size, inner_size = self.header["weights"], self.header.get("own", self.header["weights"])
-        content = np.frombuffer(self.data[:inner_size], np.uint8)
-        copied, mapped = (inner_size, 0) if find_file_offset(content) is None else (0, inner_size)
-        files = {**constants, _WEIGHTS: content} if inner_size else constants
-        return ExportedModel(bytes(self.data[size : size + self.header["model"]]), files, copied, mapped)
+        """Make the model to open as a session. ``function`` must equal the saved Function, because the session reads its
+        constants.
+        """
+        files = {_name_constant(index): content for index, content in self._iter_constants(function)}
+        model_start = self.header["weights"]
+        plain_bytes = self.header.get("own", model_start)  # without packed weights
+        weights = np.frombuffer(self.data[:plain_bytes], np.uint8)
+        if plain_bytes:
+            files[_WEIGHTS] = weights
+        copied, mapped = (plain_bytes, 0) if find_file_offset(weights) is None else (0, plain_bytes)
+        return ExportedModel(bytes(self.data[model_start : model_start + self.header["model"]]), files, copied, mapped)
 
-    def place(self, function: Function) -> ExportedModel | None:
-        """Make a model with which the library maps plain and packed weights from the file of this saved session.
+    def export_mapped(self, function: Function) -> ExportedModel | None:
+        """Make a model with which the library maps plain and packed weights from the file that contains this saved session.
 
-        None if the file has no packed weights or may have been replaced, or if weights of ``function`` are in other files.
+        None if there are no packed weights, if the file may have been replaced, or if weights of ``function`` are in other files.
         """
         if "mapped" not in self.header:
             return None
-        constants = {index + 1: content for index, content in self._iter_constants(function)}
-        starts, mappings = dict[int, int](), set[FileMapping | None]()
-        for part, content in {0: np.frombuffer(self.data, np.uint8), **constants}.items():
-            mapping, starts[part] = find_file_offset(content) or (None, 0)
+        # Part 0 of the file is this saved session, part n + 1 is constant n (see `_MARKS`).
+        contents = {0: np.frombuffer(self.data, np.uint8)}
+        contents.update((index + 1, content) for index, content in self._iter_constants(function))
+        offsets, mappings = dict[int, int](), set[FileMapping | None]()
+        for part, content in contents.items():
+            mapping, offsets[part] = find_file_offset(content) or (None, 0)
             mappings.add(mapping)
-            release(content)  # free pages that the checksum has read; the library maps the file itself
+            release(content)  # free the pages that the checksum has read, because the library maps the file again
         if len(mappings) > 1 or mapping is None or mapping.path is None:
             return None
         if not mapping.is_at_path() or not mapping.path.name.isprintable():
             return None
-        # An equivalent relative path of fixed width.
+        # Pad the path to a fixed width with "./" and "/", which do not change its meaning.
         name = os.fsencode(mapping.path.name)
-        missing = _NAME_WIDTH - len(name)
-        path = b"./" * (missing // 2) + b"/" * (missing % 2) + name
+        padding = _NAME_WIDTH - len(name)
+        path = b"./" * (padding // 2) + b"/" * (padding % 2) + name
 
-        def locate(mark: re.Match[bytes]) -> bytes:
-            """Return what replaces a mark in the model: the path or an offset in the file."""
-            return path if mark[1] is None else b"%0*d" % (_NUMBER_WIDTH, starts[int(mark[1])] + int(mark[2]))
+        def replace_mark(mark: re.Match[bytes]) -> bytes:
+            """Return the path, or the offset in the file that the mark describes."""
+            return path if mark[1] is None else b"%0*d" % (_NUMBER_WIDTH, offsets[int(mark[1])] + int(mark[2]))
 
-        size = self.header["weights"]
-        start = size + self.header["model"]
-        model = _MARKS.sub(locate, bytes(self.data[start : start + self.header["mapped"]]))
-        return ExportedModel(model, mapped=size, mapping=mapping)
+        weights_bytes = self.header["weights"]
+        start = weights_bytes + self.header["model"]
+        model = _MARKS.sub(replace_mark, bytes(self.data[start : start + self.header["mapped"]]))
+        return ExportedModel(model, mapped=weights_bytes, mapping=mapping)
 
     def pack(self, function: Function, options: SessionOptions, folder: Path) -> memoryview:
-        """Write the data with packed weights to a file in ``folder`` and map it; return `data` if the library packs none.
+        """Write this saved session with packed weights to a file in ``folder``, and map the file.
 
-        ``function`` must equal the saved Function, ``options`` are those of a later load. Raises errors of the library.
+        Returns `data` if the library packs no weights. ``function`` must equal the saved Function. ``options`` are those of a
+        later load. Raises errors of the library.
         """
         size, model_size = self.header["weights"], self.header["model"]
         with (folder / "packed-session").open("w+b") as file:
@@ -112,7 +117,8 @@ class SavedSession:
             return _write_header(file, {**self.header, **changes})
 
     def _iter_constants(self, function: Function) -> Iterator[tuple[int, Bytes]]:
-        """Yield index and bytes of each constant that the model refers to. The nodes are read only if a digest is not found."""
+        """Yield the index and the bytes of each constant to which the model refers."""
+        # Most constants are found by digest. Only for others are the weights of the Function listed, which reads all nodes.
         weights: list[Array] = []
         for index, digest in zip(self.header["constants"], self.header["digests"], strict=True):
             content = function.find_weight_bytes(bytes.fromhex(digest))
@@ -122,12 +128,12 @@ class SavedSession:
             yield index, content
 
     def rename(self, kind: Literal["inputs", "outputs"], values: Sequence[Value]) -> tuple[Value, ...]:
-        """Rename the inputs or outputs of an equal Function, ``values``, as the saved session names them."""
+        """Give the inputs or outputs of the Function, ``values``, the names that they have in the saved session."""
         return tuple(Value(name, value.type) for name, value in zip(self.header[kind], values, strict=True))
 
 
 def _list_weights(function: Function) -> dict[str, Array]:
-    """List the large constants by name, bodies included, in order of first use, which is equal in equal Functions."""
+    """List the large constants of a Function and its bodies by name, in order of first use (the same in equal Functions)."""
     from xrt.formats.onnx import external_weights, externalize_weights
     from xrt.operators import compute_outputs
 
@@ -149,10 +155,9 @@ def open_memory_file() -> BinaryIO:
 
 
 def optimize_model(function: Function, export: ExportedModel, options: SessionOptions, file: BinaryIO) -> memoryview:
-    """Optimize the model ``export`` of a Function; write the result to ``file`` as `SavedSession` reads it, and map the file.
+    """Optimize the exported model of a Function. Write a saved session to ``file``, and map the file.
 
-    Sets ``options`` to one thread: nothing runs here, and further threads would spin for 30 ms when they start. Raises errors of
-    the library.
+    Sets ``options`` to one thread, because other threads would only spin for 30 ms. Raises errors of the library.
     """
     from xrt.engines.toolkit.memory import find_inplace_outputs
 
@@ -163,9 +168,9 @@ def optimize_model(function: Function, export: ExportedModel, options: SessionOp
     weight_indices = {name: index for index, name in enumerate(weights)}
 
     def choose_location(name: str, value: Any, info: object) -> OrtExternalInitializerInfo | None:
-        """Choose where the library stores a weight: None for inside the model, else a constant of the Function or the file."""
+        """Choose where the library stores a weight: in a constant of the Function, in the file, or (None) in the model."""
         size = value.tensor_size_in_bytes()
-        # Small weights stay inline; strings have no contiguous bytes.
+        # Strings are not contiguous bytes.
         if size < MIN_STORED_BYTES or value.element_type() == _STRING_TYPE:
             return None
         memory, array = (ctypes.c_char * size).from_address(value.data_ptr()), weights.get(name)
@@ -180,7 +185,7 @@ def optimize_model(function: Function, export: ExportedModel, options: SessionOp
     register_files(export, options)
     compiler = ModelCompiler(options, export.model, graph_optimization_level=level, get_initializer_location_func=choose_location)
     model = compiler.compile_to_bytes()
-    # A constant that is an attribute of a node is not in `function.constants`, so it has no digest.
+    # A constant that is an attribute of a node has no digest, because it is not in `function.constants`.
     constants = {_get_address_and_size(c.array): c for c in function.constants.values() if c.nbytes >= MIN_STORED_BYTES}
     used_constants = [constants.get(_get_address_and_size(weights[name])) for name in weights if name in used_names]
     header = {
@@ -197,7 +202,7 @@ def optimize_model(function: Function, export: ExportedModel, options: SessionOp
 
 
 def _write_header(file: BinaryIO, header: Mapping[str, Any]) -> memoryview:
-    """Write the header and map the file."""
+    """Write the header at the end of the file, and map the file."""
     text = json.dumps(header).encode()
     file.write(text + len(text).to_bytes(8, "little"))
     file.flush()
@@ -205,15 +210,12 @@ def _write_header(file: BinaryIO, header: Mapping[str, Any]) -> memoryview:
 
 
 def _get_address_and_size(array: Array) -> tuple[int, int]:
-    """The address and size of an array's memory in bytes, as its identity."""
+    """Get the address and the size of an array's memory in bytes, which identify a constant."""
     return array.ctypes.data, array.nbytes
 
 
 def _is_same(memory: Any, array: Array) -> bool:
-    """Whether a weight of the library has the bytes of a constant: because it is at its address, or by comparison.
-
-    Afterwards the pages of a constant in a mapped file are released.
-    """
+    """Whether a weight of the library is equal to a constant. Afterwards release the pages of a constant in a mapped file."""
     is_unchanged = ctypes.addressof(memory) == array.ctypes.data or np.array_equal(
         np.frombuffer(memory, np.uint8), get_tensor_bytes(array)
     )
@@ -223,27 +225,27 @@ def _is_same(memory: Any, array: Array) -> bool:
 
 # ---------------------------------------------------------------------- packed weights
 
-# Packed weights are written once and mapped by every process that loads the file, a bundle. ONNX Runtime reads packed weights
-# only from the file of the plain ones, at offsets in the model. The model is therefore written with marks of fixed width in
-# place of the file name and of each offset, and a load replaces the marks by the actual positions. The library still packs the
-# plain weights, one at a time, and uses the stored ones if both agree, so that those of another processor are not used.
+# A bundle contains packed weights, so that all processes that load it map the same memory. ONNX Runtime reads packed weights only
+# from the file of the plain weights, at offsets that the model specifies. Therefore the model is written with marks of fixed
+# width for the file name and the offsets, which a load replaces. The library still packs the plain weights, one at a time, and
+# uses the stored ones only if they are equal, because another processor may require other ones.
 
 _NAME_WIDTH = 258
-"""Bytes of a file name after ``./``; a name has at most 255."""
-# The width of a mark for an offset: replacing marks must not move what follows in the model.
+"""Width of a mark for the file name, in bytes. A name has at most 255 bytes."""
+# The width of a mark for an offset. It is fixed, because a replacement must not move the following bytes of the model.
 _NUMBER_WIDTH = 20
 _NAME = "\x01" * _NAME_WIDTH
 _MARKS = re.compile(rb"\x01{258}|\x02(\d{6})(\d{13})")
-"""A mark: the name of the file, or an offset, given by a part of the file (0 for the saved session, n + 1 for constant n) and the
-offset in that part."""
+"""A mark for the file name, or for an offset: the number of a part of the file (0 for the saved session, n + 1 for constant n),
+and the offset in this part."""
 _FILE = "packed"
 
 
 def pack_weights(export: ExportedModel, options: SessionOptions, folder: Path, file: BinaryIO) -> bytes | None:
-    """Append packed weights to ``file``, which begins with the plain ones; return the model with marks for both.
+    """Append packed weights to ``file``, which begins with the plain weights. Returns the model with marks for both.
 
-    None if the library packs nothing, or if other bytes of the model look like a mark. ``options`` are those of a later load;
-    the library writes to ``folder``. Raises errors of the library.
+    None if the library packs no weights, or if other bytes of the model look like a mark. ``options`` are those of a later load.
+    The library writes temporary files to ``folder``. Raises errors of the library.
     """
     from xrt.formats.onnx.messages import read_entries, write_entries
 
@@ -254,24 +256,24 @@ def pack_weights(export: ExportedModel, options: SessionOptions, folder: Path, f
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1")
     open_session(export, options, ["CPUExecutionProvider"])
     source_entries, packed_entries = read_entries(export.model), read_entries(packed.read_bytes())
-    packed_forms = {
-        name: [value for key, value in packed_entries.get(name, ()) if key.startswith("prepacked")] for name in source_entries
-    }
+    packed_forms: dict[str, list[str]] = {}
+    for name in source_entries:
+        packed_forms[name] = [value for key, value in packed_entries.get(name, ()) if key.startswith("prepacked")]
     if not any(packed_forms.values()):
         return None
     with (folder / _FILE).open("rb") as source:
         entries = {name: _mark_entries(dict(source_entries[name]), packed_forms[name], source, file) for name in source_entries}
     model = write_entries(export.model, entries)
-    # A load replaces everything that looks like a mark, so nothing else in the model may look like one.
-    marks = sum(len(_MARKS.findall(text.encode())) for tensor in entries.values() for _, text in tensor)
-    return model if len(_MARKS.findall(model)) == marks else None
+    # A load replaces all bytes that look like a mark, so there must be no others.
+    num_marks = sum(len(_MARKS.findall(text.encode())) for tensor in entries.values() for _, text in tensor)
+    return model if len(_MARKS.findall(model)) == num_marks else None
 
 
 def _mark_entries(
     entry: Mapping[str, str], packed_forms: Sequence[str], source: BinaryIO, file: BinaryIO
 ) -> list[tuple[str, str]]:
-    """Append the packed buffers of an initializer to ``file``; return its external-data entries with marks for the positions."""
-    # Packed buffers are appended to the file of the saved session, part 0; plain weights stay where they are.
+    """Append the packed buffers of an initializer from ``source`` to ``file``. Returns its external-data entries, with marks."""
+    # Packed buffers are in part 0, the saved session. The plain weights may be in another part.
     part = 0 if entry["location"] == _WEIGHTS else int(entry["location"].removeprefix(_name_constant(""))) + 1
     entries = [("location", _NAME), ("offset", _mark(part, int(entry.get("offset", "0")))), ("length", entry["length"])]
     for count, form in enumerate(packed_forms):

@@ -1,4 +1,4 @@
-"""Open ONNX Runtime sessions; query its versions; its type names, errors, memory and shared thread pool."""
+"""Open ONNX Runtime sessions, query the library's versions and operators, and convert its type names and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Provider: TypeAlias = str | tuple[str, dict[str, str]]
 """An execution provider, optionally with options."""
 
 _FATAL_SEVERITY = 4
-"""The library prints messages of this severity only; other errors are raised as exceptions."""
+"""With this severity the library prints only fatal errors. It raises other errors as exceptions anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,17 @@ class ExportedModel:
 
     model: bytes
     files: Mapping[str, Bytes] = FrozenDict()
-    """Contents of the external files that the model names; the session reads them in place, so keep them alive."""
+    """The memory of the model's external files. The session reads it, so it must live as long as the session."""
     copied: int = 0
     """Bytes of constants that were copied because the library cannot read them in place."""
     mapped: int = 0
-    """Bytes of laid-out and packed weights in a file that processes share."""
+    """Bytes of weights in a file that several processes map."""
     mapping: FileMapping | None = None
-    """The file that the library maps itself; None if the weights are in ``files``."""
+    """The file that the library maps; None if the weights are in ``files``."""
 
     @property
     def nbytes(self) -> int:
-        """Size of the model and its files."""
+        """The total bytes of the model and its files."""
         return len(self.model) + sum(content.nbytes for content in self.files.values())
 
 
@@ -56,21 +56,21 @@ def get_tensor_bytes(array: np.ndarray[Any, Any]) -> Bytes:
 
 
 def make_quiet_options() -> SessionOptions:
-    """Make session options with which the library prints nothing but fatal errors."""
+    """Make session options with which the library prints only fatal errors."""
     options = SessionOptions()
     options.log_severity_level = _FATAL_SEVERITY
     return options
 
 
 def open_session(export: ExportedModel, options: SessionOptions, providers: Sequence[Provider]) -> InferenceSession:
-    """Open a session; ``export.files`` must live as long as it does.
+    """Open a session. The memory of ``export.files`` must live as long as the session.
 
-    If the process has a global thread pool (``onnxruntime.set_global_thread_pool_sizes``), the library allows no other and the
-    session uses it. Raises CompileRefused if the model is invalid or not implemented; other errors of the library pass through.
+    If the process has a global thread pool (``onnxruntime.set_global_thread_pool_sizes``), the session uses that, because the
+    library then allows no other. Raises CompileRefused if the model is invalid or not implemented, or any other library error.
     """
     register_files(export, options)
     try:
-        # Without a fallback: the library would print the error and open the session on another provider.
+        # With a fallback the library would print an error and open the session on another provider.
         session = InferenceSession(export.model, options, list(providers), enable_fallback=0)
     except (native.NotImplemented, native.InvalidGraph) as error:
         raise CompileRefused(f"{LIBRARY} declines: {summarize_error(error)}") from error
@@ -81,22 +81,15 @@ def open_session(export: ExportedModel, options: SessionOptions, providers: Sequ
         options.intra_op_num_threads = options.inter_op_num_threads = 0  # any other number prints a warning
         return open_session(ExportedModel(export.model), options, providers)
     if options.intra_op_num_threads != 1:
-        with suppress(AttributeError):  # without the inner session the threads just spin
-            _end_spinning(session._sess)
+        # The threads of a new session would spin for 30 ms on a full core. ``session.force_spinning_stop`` ends that after a run,
+        # even after this one, which the library always rejects because it requests no outputs.
+        with suppress(Exception):
+            session._sess.run([], {}, None)
     return session
 
 
-def _end_spinning(session: native.InferenceSession) -> None:
-    """Make the threads of a new session block until its first run; they would spin for 30 ms on a full core.
-
-    ``session.force_spinning_stop`` ends spinning after each run, even a rejected one.
-    """
-    with suppress(Exception):  # always rejected: no outputs, or not initialized yet
-        session.run([], {}, None)
-
-
 def register_files(export: ExportedModel, options: SessionOptions) -> None:
-    """Add the model's external files, in memory or on disk, to the session options, so that they are read in place."""
+    """Add the external files of the model, in memory or on disk, to the session options."""
     if export.mapping is not None and export.mapping.path is not None:
         folder = os.fspath(export.mapping.path.parent)
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
@@ -107,9 +100,9 @@ def register_files(export: ExportedModel, options: SessionOptions) -> None:
 
 
 def why_not_opened(export: ExportedModel, providers: Sequence[Provider]) -> str | None:
-    """Explain why the library cannot open a session on the model; None if it can. The session is closed at once."""
+    """Explain why the library cannot open a session on the model; None if it can."""
     options = make_quiet_options()
-    options.intra_op_num_threads = 1  # starting threads would take most of the time
+    options.intra_op_num_threads = 1  # starting threads takes most of the time
     try:
         open_session(export, options, providers)
     except CompileRefused as error:
@@ -119,20 +112,18 @@ def why_not_opened(export: ExportedModel, providers: Sequence[Provider]) -> str 
     return None
 
 
-# ---------------------------------------------------------------------- queries of the library
-
 _TRIVIAL_OPSET = 14
 
 
 @lru_cache(maxsize=1)
 def registered_operators() -> frozenset[tuple[str, str]]:
-    """Domain and name of each operator that the library has a schema for."""
+    """List the (domain, name) of each operator for which the library has a schema."""
     return frozenset((schema.domain, schema.name) for schema in native.get_all_operator_schema())
 
 
 @lru_cache(maxsize=1)
 def newest_opset() -> int:
-    """The newest version of ai.onnx that the library reads, found by trial."""
+    """Find the newest version of ai.onnx that the library can read, by trying."""
     from xrt.graph import latest_opset  # not needed for a start from the cache
 
     return next((version for version in range(latest_opset(), _TRIVIAL_OPSET, -1) if _can_read(opset=version)), _TRIVIAL_OPSET)
@@ -140,7 +131,7 @@ def newest_opset() -> int:
 
 @lru_cache(maxsize=1)
 def newest_ir() -> int:
-    """The newest IR version that the library reads, found by trial."""
+    """Find the newest IR version that the library can read, by trying."""
     ir = _make_trivial_model().ir_version
     return max(version for version in range(ir, ir + 32) if version == ir or _can_read(ir=version))
 
@@ -162,16 +153,13 @@ def _can_read(opset: int | None = None, ir: int | None = None) -> bool:
     return why_not_opened(ExportedModel(model.SerializeToString()), ["CPUExecutionProvider"]) is None
 
 
-# ---------------------------------------------------------------------- names and errors
-
 LIBRARY = f"ONNX Runtime {onnxruntime.__version__}"
-"""Name and version for reasons and errors."""
 
 _DTYPE_NAMES = {"float": "float32", "double": "float64"}
 
 
 def make_tensor_type(name: str) -> TensorType | None:
-    """Parse ONNX Runtime's name of a tensor type, without shape; None for other types.
+    """Parse ONNX Runtime's name of a tensor type, which has no shape. None for other types.
 
     >>> make_tensor_type("tensor(float)")
     TensorType(dtype=DType.FLOAT32, shape=None)
@@ -196,7 +184,7 @@ _NOISE = (
 
 
 def summarize_error(error: BaseException, limit: int = 300) -> str:
-    """Shorten an ONNX Runtime error to one line without codes, source locations, signatures and stack traces.
+    """Shorten the message of an ONNX Runtime error: one line, without error codes, source locations and stack traces.
 
     >>> summarize_error(RuntimeError("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation"))
     'Could not find an implementation'
@@ -204,16 +192,14 @@ def summarize_error(error: BaseException, limit: int = 300) -> str:
     return shorten(remove_noise(str(error).partition("\nStacktrace")[0], _NOISE), limit)
 
 
-# ---------------------------------------------------------------------- memory
-
-
 def report_memory(copied: int, mapped: int, growth: AllocationTracker) -> tuple[MemoryUse, ...]:
-    """Describe the memory of an executable from the bytes of its constants and the process's growth while it was opened."""
+    """Describe the memory of an executable. ``growth`` measured the allocations when its session was opened."""
     uses = [MemoryUse("copied weights", copied, _COPIED)] if copied else []
     uses += [MemoryUse("mapped weights", mapped, _MAPPED, shared=True)] if mapped else []
     return (*uses, MemoryUse("session", growth.nbytes, _SESSION), MemoryUse("workspace", None, _WORKSPACE, per_call=True))
 
 
+# Reasons for `MemoryUse.why`.
 _COPIED = "constants in another form than the model's: packed to a byte, put in order, or laid out again in a saved session"
 _MAPPED = "weights as the library lays them out and packs them, in the file that was loaded"
 _SESSION = "weights packed for its products and convolutions, constants that it has folded, kernels and plans"

@@ -1,4 +1,4 @@
-"""Whether ONNX Runtime supports a node: types, known issues (`tables`), then a session of the node alone."""
+"""Decide whether ONNX Runtime supports a node: by its types, known issues (`tables`), and a session of the node alone."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from xrt.engines.ort.session import LIBRARY, newest_opset, registered_operators,
 from xrt.engines.ort.tables import find_known_issue
 from xrt.engines.toolkit.support import LibrarySupport, NodeQuery, close_over
 from xrt.formats.onnx import why_not_downgradable
-from xrt.graph import Constant, Function, Node, OptionalType, SequenceType, TensorType
+from xrt.graph import Function, Node, OptionalType, SequenceType, TensorType
 
 
 def why_not(node: Node, function: Function, providers: tuple[str, ...]) -> str | None:
-    """Explain why ONNX Runtime does not support the node with those execution providers; None if it does."""
+    """Explain why ONNX Runtime does not support the node with these execution providers; None if it does."""
     return _make_support(providers).why_not(node, function)
 
 
@@ -26,10 +26,10 @@ def _make_support(providers: tuple[str, ...]) -> LibrarySupport:
     return LibrarySupport(
         operator=(_why_not_operator,),
         why_not_type=lambda node, name, type_: why_not_passable(name, type_),
-        typed="none",
+        known_types="none",
         outputs=lambda node, function: tuple(node.defines),
         tables=(find_known_issue,),
-        answer=lambda node, function: check_conversion(node, function, providers),
+        query=lambda node, function: why_not_convertible(node, function, providers),
         close_body=close_over,
     )
 
@@ -42,47 +42,40 @@ def _why_not_operator(node: Node, function: Function) -> str | None:
     return None if (node.domain, node.op_type) in registered_operators() else f"{LIBRARY} does not know {node.op}"
 
 
-# ---------------------------------------------------------------------- a session over the node alone
-
-
-def check_conversion(node: Node, function: Function, providers: tuple[str, ...]) -> str | None:
+def why_not_convertible(node: Node, function: Function, providers: tuple[str, ...]) -> str | None:
     """Explain why the library cannot open a session for the node in isolation; None if it can, or if an input type is unknown.
 
-    Takes half a millisecond for the first node of a kind. The library's list of kernels is not enough to decide: for a type
-    without a kernel it may expand the operator or insert a cast.
+    This takes 0.5 ms for the first node of a kind. The library's list of kernels is not sufficient: for a type without a kernel,
+    it may expand the operator or insert a cast.
     """
     if any(function.get_type(name) is None for name in node.uses):
         return None
-    query = NodeQuery.of(node, function, version=function.opsets.get("", newest_opset()))
+    query = NodeQuery.from_node(node, function, version=function.opsets.get("", newest_opset()))
     outputs = tuple(output and (_erase_extents(output[0]),) for output in query.outputs)
-    return _answer(replace(query, inputs=tuple(map(_erase_extents, query.inputs)), outputs=outputs), providers)
+    return _query_library(replace(query, inputs=tuple(map(_erase_extents, query.inputs)), outputs=outputs), providers)
 
 
 @lru_cache(maxsize=4096)
-def _answer(query: NodeQuery, providers: tuple[str, ...]) -> str | None:
+def _query_library(query: NodeQuery, providers: tuple[str, ...]) -> str | None:
     try:
         model = export_model(query.to_function())
     except ValueError as error:  # ModelError, or an attribute that is not valid UTF-8
         return str(error)
     reason = why_not_opened(model, providers)
-    # The library names the operator without types: name those of the node.
+    # The library does not mention the types in its error, so add them.
     missing = re.search(r"implementation for ([\w.]+)\(\d+\)|Type Error: .* of operator \((\w+)\)", reason or "")
     if missing is None:
         return reason
-    types = ", ".join(_name_type(operand) for operand in query.inputs if operand is not None)
+    types = ", ".join(str(getattr(operand, "dtype", operand)) for operand in query.inputs if operand is not None)
     inner = missing[1] or missing[2]
     inside = "" if inner == query.op_type else f", which it expands to {inner}"
     return f"{LIBRARY} has no kernel for {query.op_type} of {types or 'no inputs'}{inside}"
 
 
-def _name_type(operand: object) -> str:
-    return str(operand.dtype if isinstance(operand, Constant | TensorType) else operand)
-
-
 def _erase_extents(type_: Any) -> Any:
-    """Replace the dims of a type by None, so that nodes that differ only in sizes share a result of `_answer`.
+    """Replace the dims of a type by None, so that nodes that differ only in their sizes share a result of `_query_library`.
 
-    Constants, None and the length of a vector are unchanged: the number of axes, scales or sizes may affect support.
+    Vectors are unchanged, because the number of axes, scales or sizes may affect support, and so are constants.
     """
     if isinstance(type_, TensorType):
         return type_ if type_.shape is None or len(type_.shape) == 1 else type_.with_shape((None,) * len(type_.shape))

@@ -1,8 +1,8 @@
-"""Known issues of ONNX Runtime on ordinary values, and the quantized operands that it fuses.
+"""Known issues of ONNX Runtime on ordinary values, and the dequantizations that it fuses.
 
-Each row of ISSUES declines a set of nodes with a reason and evidence: node tests of onnx, entries of XRT's corpus, upstream
-issues. Delete a row when its tests pass without it. If a condition depends on an unknown size, the row applies: a node declined
-without need runs on another engine, while one accepted by mistake gives wrong results.
+Each row of ISSUES declines nodes, with a reason and evidence: node tests of onnx, entries of XRT's corpus, upstream issues.
+Delete a row when its tests pass without it. If a predicate depends on an unknown size, it returns True: a node that is declined
+without need runs on another engine, but a node that is accepted by mistake returns wrong results.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from xrt.engines.toolkit.known_issues import (
     KnownIssue,
     always,
     estimate_transform_error,
+    find_constant_input,
     find_dtype,
-    find_input,
     find_shape,
     has_input,
     is_whole,
@@ -26,7 +26,7 @@ from xrt.graph import Dim, DType, Function, Node, TensorType
 from xrt.operators import Trait, has_trait
 
 TOLERANCE = 1e-4
-"""Maximum rounding error relative to the largest element of a result."""
+"""Maximum error relative to the largest element of the result."""
 
 
 def is_wider_than_single(node: Node, function: Function) -> bool:
@@ -35,7 +35,7 @@ def is_wider_than_single(node: Node, function: Function) -> bool:
 
 
 def may_reduce_no_booleans(node: Node, function: Function) -> bool:
-    """Whether a reduction of booleans may be empty."""
+    """Whether the input of a reduction is boolean and may be empty."""
     if find_dtype(node, 0, function) is not DType.BOOL:
         return False
     shape = find_shape(node, 0, function)
@@ -43,57 +43,64 @@ def may_reduce_no_booleans(node: Node, function: Function) -> bool:
 
 
 def may_reduce_empty_from_end(node: Node, function: Function) -> bool:
-    """Whether the input is or may be empty and an axis is or may be negative. Symbolic dims are assumed not to be 0."""
+    """Whether the input may be empty and an axis may be negative. Symbolic dims are assumed not to be 0."""
     shape = find_shape(node, 0, function)
     if shape is not None and 0 not in shape and not _is_sized_by_data(node, 0, function):
         return False
-    axes, listed = find_input(node, 1, function), node.attr("axes", ())
-    return (has_input(node, 1) and axes is None) or min([node.attr("axis", 0), *listed, *(axes.array.flat if axes else ())]) < 0
+    axes_input = find_constant_input(node, 1, function)
+    if has_input(node, 1) and axes_input is None:
+        return True
+    # The axes are an input, the attribute ``axes``, or the attribute ``axis`` of ArgMax and ArgMin.
+    axes = [] if axes_input is None else axes_input.array.reshape(-1).tolist()
+    return any(axis < 0 for axis in (node.attr("axis", 0), *node.attr("axes", ()), *axes))
 
 
 def may_wrap_empty_tensor(node: Node, function: Function) -> bool:
-    """Whether the node is a Pad with mode=wrap of a tensor that is or may be empty."""
+    """Whether the node is a Pad with mode=wrap of a tensor that may be empty."""
     shape = find_shape(node, 0, function)
     return node.attr("mode", "constant") == "wrap" and (shape is None or 0 in shape or _is_sized_by_data(node, 0, function))
 
 
 def is_fused_with_relu(node: Node, function: Function) -> bool:
-    """Whether a Clip reads the result of a Relu, and their fusion does not support the type."""
+    """Whether a Clip reads the result of a Relu, and the library's fusion of the two does not support the type."""
     source = function.producer(node.inputs[0])
     return source is not None and source.op_type == "Relu" and find_dtype(node, 0, function) not in (DType.FLOAT32, DType.FLOAT16)
 
 
 def _is_sized_by_data(node: Node, index: int, function: Function) -> bool:
-    """Whether the size of the input depends on data, so that it may be empty, such as the result of a NonZero."""
+    """Whether the size of the input depends on data, such as the result of a NonZero, so that it may be empty."""
     source = function.producer(node.inputs[index])
     return source is not None and has_trait(source, Trait.SIZED_BY_DATA)
 
 
 def broadcasts_an_empty_product(node: Node, function: Function) -> bool:
-    """Whether an operand of a MatMul is or may be empty, and one operand is a vector or their batch dims differ."""
+    """Whether an operand of a MatMul may be empty, and one operand is a vector or their batch dims differ."""
     left, right = (find_shape(node, index, function) or () for index in (0, 1))
-    sized_by_data = any(_is_sized_by_data(node, index, function) for index in (0, 1))
+    is_sized_by_data = any(_is_sized_by_data(node, index, function) for index in (0, 1))
     if min(len(left), len(right)) == 1:
-        return sized_by_data or 0 in (*left, *right)
-    return (sized_by_data or 0 in (*left[:-2], *right[:-2])) and left[:-2] != right[:-2]
+        return is_sized_by_data or 0 in (*left, *right)
+    left_batch, right_batch = left[:-2], right[:-2]
+    return left_batch != right_batch and (is_sized_by_data or 0 in (*left_batch, *right_batch))
 
 
 def scales_bias_of_empty_product(node: Node, function: Function) -> bool:
-    """Whether a Gemm scales its bias (beta) although its product is zero, because the inner dim is 0."""
-    inner = (find_shape(node, 0, function) or (None, None))[0 if node.attr("transA", 0) else 1]
+    """Whether the inner dim of a Gemm is 0, so that its result is only the bias, and beta scales the bias."""
+    shape = find_shape(node, 0, function)
+    inner = None if shape is None else shape[0 if node.attr("transA", 0) else 1]
     return inner == 0 and has_input(node, 2) and node.attr("beta", 1.0) != 1.0
 
 
 def may_round_resized(node: Node, function: Function) -> bool:
-    """Whether a Resize by scales computes coordinates from an output size that may not be a whole number."""
+    """Whether a Resize by scales computes coordinates from an output size that may be fractional."""
     mode = node.attr("coordinate_transformation_mode")
     if mode not in ("align_corners", "pytorch_half_pixel") or not has_input(node, 2) or has_input(node, 3):
         return False
     scaled = _list_scaled_extents(node, function)
     if mode == "align_corners":
-        return scaled is None or not all(is_whole(*pair) for pair in scaled)
+        return scaled is None or not all(is_whole(extent, scale) for extent, scale in scaled)
+    # pytorch_half_pixel distinguishes only whether the size is larger than 1.
     sizes = (extent * scale for extent, scale in scaled or () if isinstance(extent, int))
-    return any(1 < size < 2 for size in sizes)  # pytorch_half_pixel branches on size > 1
+    return any(1 < size < 2 for size in sizes)
 
 
 def is_resized_to_unknown_rank(node: Node, function: Function) -> bool:
@@ -103,8 +110,8 @@ def is_resized_to_unknown_rank(node: Node, function: Function) -> bool:
 
 
 def _list_scaled_extents(node: Node, function: Function) -> list[tuple[Dim, float]] | None:
-    """List a pair of dim and scale for each axis that a Resize scales; None if the scales or the shape are unknown."""
-    scales, shape = find_input(node, 2, function), find_shape(node, 0, function)
+    """List (dim, scale) for each axis that a Resize scales; None if the scales or the shape are unknown."""
+    scales, shape = find_constant_input(node, 2, function), find_shape(node, 0, function)
     if scales is None or shape is None:
         return None
     axes = node.attr("axes", range(len(shape)))
@@ -127,28 +134,33 @@ def pads_dilated_to_same(node: Node, function: Function) -> bool:
 
 def may_pad_negatively(node: Node, function: Function) -> bool:
     """Whether the padding for auto_pad=SAME may be negative, because a stride is longer than the kernel."""
-    kernel = node.attr("kernel_shape", ())
-    return _pads_to_same(node) and any(k < stride for k, stride in zip(kernel, node.attr("strides", ()), strict=False))
+    pairs = zip(node.attr("kernel_shape", ()), node.attr("strides", ()), strict=False)
+    return _pads_to_same(node) and any(extent < stride for extent, stride in pairs)
 
 
 def leaves_gaps_between_windows(node: Node, function: Function) -> bool:
-    """Whether a ConvTranspose with auto_pad=SAME has or may have a stride longer than the window, so that gaps remain."""
+    """Whether a ConvTranspose with auto_pad=SAME may have a stride that is longer than the window, so that gaps remain."""
+    if not _pads_to_same(node):
+        return False
     weights = find_shape(node, 1, function)
     kernel = node.attr("kernel_shape") or (weights[2:] if weights else ())
-    count = len(kernel)
-    strides, dilations, added = (node.attr(n, (d,) * count) for n, d in (("strides", 1), ("dilations", 1), ("output_padding", 0)))
-    windows = zip(kernel, strides, dilations, added, strict=True)
-    return _pads_to_same(node) and any(not isinstance(k, int) or (k - 1) * d + 1 + a < s for k, s, d, a in windows)
+    ones = (1,) * len(kernel)
+    strides, dilations = node.attr("strides", ones), node.attr("dilations", ones)
+    output_padding = node.attr("output_padding", (0,) * len(kernel))
+    for extent, stride, dilation, padding in zip(kernel, strides, dilations, output_padding, strict=True):
+        if not isinstance(extent, int) or (extent - 1) * dilation + 1 + padding < stride:
+            return True
+    return False
 
 
 def returns_capped_scores(node: Node, function: Function) -> bool:
-    """Whether an Attention with a softcap also returns its scores before the softcap (ONNX Runtime returns those after it)."""
+    """Whether an Attention with a softcap must return the scores before the softcap. ONNX Runtime returns those after it."""
     has_scores = len(node.outputs) > 3 and bool(node.outputs[3])
     return has_scores and node.attr("qk_matmul_output_mode", 0) == 0 and node.attr("softcap", 0.0) != 0.0
 
 
 def has_mismatched_mask(node: Node, function: Function) -> bool:
-    """Whether the last two dims of an attention mask are known to differ from those of the scores: queries, past + keys."""
+    """Whether the last two dims of an attention mask are known to differ from those of the scores: queries and past + keys."""
     mask, queries, keys = (find_shape(node, index, function) for index in (3, 0, 1))  # attn_mask, Q, K
     if not mask or len(mask) < 2 or not queries or not keys:
         return False
@@ -157,7 +169,7 @@ def has_mismatched_mask(node: Node, function: Function) -> bool:
 
 
 def _differ(first: Dim, second: Dim) -> bool:
-    """Whether two dims are known to differ. Two different names count as different; a number and a name do not."""
+    """Whether two dims are different numbers or different symbols."""
     return type(first) is type(second) and first is not None and first != second
 
 
@@ -168,19 +180,19 @@ def _sum(first: Dim, second: Dim) -> Dim:
 
 
 def list_labels(node: Node) -> Sequence[object]:
-    """The class labels of a classifier."""
+    """List the class labels of a classifier, which are in one of three attributes."""
     names = ("classlabels_ints", "classlabels_int64s", "classlabels_strings")
-    return next((labels for name in names if (labels := node.attr(name, ()))), ())
+    return next(filter(None, (node.attr(name, ()) for name in names)), ())
 
 
 def is_transformed_decision(node: Node, function: Function) -> bool:
-    """Whether a two-class SVMClassifier without probabilities transforms its decision value."""
+    """Whether an SVMClassifier with two classes and without probabilities transforms its decision value."""
     has_one_decision = len(node.attr("vectors_per_class", ())) == 2 and not node.attr("prob_a", ())
     return node.attr("post_transform", "NONE") in ("SOFTMAX", "SOFTMAX_ZERO", "PROBIT") and has_one_decision
 
 
 def has_positive_weights_to_transform(node: Node, function: Function) -> bool:
-    """Whether a two-class TreeEnsembleClassifier transforms scores of positive weights."""
+    """Whether a TreeEnsembleClassifier with two classes transforms scores, and no weight is negative."""
     are_positive = all(weight >= 0 for weight in node.attr("class_weights", ()))
     return len(list_labels(node)) == 2 and node.attr("post_transform", "NONE") not in ("NONE", "PROBIT") and are_positive
 
@@ -246,12 +258,7 @@ ISSUES: tuple[KnownIssue, ...] = (
         "fails to fuse a Clip of this type with the Relu before it",
         ("clipped_relu_in_float64 of the corpus: refused by the optimiser",),
     ),
-    KnownIssue(
-        ("Shrink",),
-        is_wider_than_single,
-        "computes Shrink in float32",
-        ("shrink_keeps_every_digit of the corpus",),
-    ),
+    KnownIssue(("Shrink",), is_wider_than_single, "computes Shrink in float32", ("shrink_keeps_every_digit of the corpus",)),
     KnownIssue(
         ("MatMulInteger",),
         lambda node, function: (find_shape(node, 0, function) or (None,))[-1] == 0,
@@ -390,7 +397,7 @@ ISSUES: tuple[KnownIssue, ...] = (
 
 
 def find_known_issue(node: Node, function: Function) -> str | None:
-    """Explain the first issue of ISSUES that affects the node; None if none does."""
+    """Explain the first known issue that affects the node; None if there is none."""
     reason = match_known_issue(ISSUES, node, function)
     return reason and f"{LIBRARY} {reason}"
 
@@ -398,17 +405,17 @@ def find_known_issue(node: Node, function: Function) -> str | None:
 # ---------------------------------------------------------------------- quantized operands
 
 QUANTIZING = frozenset({"Add", "Conv", "Mul"})
-"""Operators computed in integers only if the result is quantized too: as QLinearAdd, QLinearConv, QLinearMul."""
-NIBBLES = frozenset({DType.INT4, DType.UINT4})
-SMALLEST_BLOCK = 16
-"""Smallest block of the library's product with 4-bit weights; larger ones are powers of two."""
+"""Operators that the library computes in integers only if their result is quantized: as QLinearAdd, QLinearConv, QLinearMul."""
+FOUR_BIT = frozenset({DType.INT4, DType.UINT4})
+MIN_BLOCK_SIZE = 16
+"""The smallest block size of 4-bit weights that the library's product supports. Larger sizes must be powers of two."""
 
 
 def is_fused(node: Node, function: Function) -> bool:
-    """Whether the library fuses a DequantizeLinear of constants with all its readers, so that its result is not computed.
+    """Whether the library fuses a DequantizeLinear of a constant with all nodes that read it.
 
-    It fuses 8-bit weights and biases if the other operand is quantized too, operands of Add and Mul if the result is quantized
-    again, and 4-bit block-quantized weights of a MatMul.
+    It fuses 8-bit weights and biases if the other operand is quantized too, operands of Add and Mul if also the result is
+    quantized, and 4-bit block-quantized weights of a MatMul.
     """
     if not node.attr("block_size", 0):
         return has_quantized_readers(node, function, quantizing=QUANTIZING)
@@ -418,46 +425,47 @@ def is_fused(node: Node, function: Function) -> bool:
 
 
 def _has_blocks(node: Node, function: Function) -> bool:
-    """Whether the node dequantizes a 4-bit matrix with a supported block size along columns."""
-    type_, block = function.get_type(node.inputs[0]), node.attr("block_size", 0)
-    if not isinstance(type_, TensorType) or type_.dtype not in NIBBLES or type_.shape is None:
+    """Whether the node dequantizes a 4-bit matrix, with blocks of a supported size along its columns."""
+    type_, size = function.get_type(node.inputs[0]), node.attr("block_size", 0)
+    if not isinstance(type_, TensorType) or type_.dtype not in FOUR_BIT or type_.shape is None:
         return False
-    is_power = block >= SMALLEST_BLOCK and block & (block - 1) == 0
-    return is_power and len(type_.shape) == 2 and node.attr("axis", 1) in (0, -2)
+    is_supported = size >= MIN_BLOCK_SIZE and size & (size - 1) == 0  # a power of two
+    return is_supported and len(type_.shape) == 2 and node.attr("axis", 1) in (0, -2)
 
 
 def has_vector_products(function: Function) -> bool:
-    """Whether a MatMul of the Function or its bodies multiplies a tensor by a vector from the right.
+    """Whether a MatMul in the Function or its bodies multiplies a tensor by a vector from the right.
 
-    Then MatmulTransposeFusion must be disabled: in ONNX Runtime 1.31 it ignores a transpose if the other operand is a vector.
+    MatmulTransposeFusion of ONNX Runtime 1.31 is wrong for it: it ignores a transpose if the other operand is a vector.
     """
-    ranks = (
-        [type_.rank if isinstance(type_ := holder.get_type(name), TensorType) else None for name in node.inputs]
-        for holder, node in function.walk()
-        if node.op == "MatMul"
-    )
-    return any(right == 1 and left != 1 for left, right in ranks)
+    for holder, node in function.walk():
+        if node.op == "MatMul":
+            types = [holder.get_type(name) for name in node.inputs]
+            left, right = (type_.rank if isinstance(type_, TensorType) else None for type_ in types)
+            if right == 1 and left != 1:
+                return True
+    return False
 
 
 _REQUANTIZED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 def has_exact_weights(function: Function) -> bool:
-    """Whether a product of the Function or its bodies reads a dequantized value and weights in floating point.
+    """Whether a product in the Function or its bodies reads a dequantized value and weights in floating point.
 
-    Then WeightBiasQuantization must be disabled: in ONNX Runtime 1.31 it would quantize these weights.
+    WeightBiasQuantization of ONNX Runtime 1.31 would quantize these weights.
     """
 
     def is_dequantized(name: str, holder: Function) -> bool:
         source = holder.producer(name)
-        # The library swaps a dequantization with these operators.
+        # The library moves a dequantization behind these operators.
         while source is not None and (source.op in ("Dropout", "Pad") or has_trait(source, Trait.SELECTS)):
             source = holder.producer(source.inputs[0])
         return source is not None and source.op == "DequantizeLinear"
 
     def is_exact(name: str, holder: Function) -> bool:
         source = holder.producer(name)
-        # The library folds a chain of operators on a constant first.
+        # A chain of operators on a constant, whose other inputs are constants, is a constant after folding.
         while source is not None and source.op != "DequantizeLinear" and holder.constants.keys() >= {*source.inputs[1:]} - {""}:
             name = source.inputs[0] if source.inputs else ""
             source = holder.producer(name)

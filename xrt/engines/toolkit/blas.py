@@ -1,8 +1,8 @@
 """Limit the threads of NumPy's BLAS while a region runs.
 
-A BLAS library has one number of threads per process. It is lowered while calls with a smaller budget run and restored after the
-last of them; concurrent calls share the smallest budget, and so do other matrix products of the process in that time. A lower
-limit set by the user is never raised.
+A BLAS library has one thread count for the whole process. While runs with a smaller budget are active, the count is the smallest
+of their budgets, also for matrix products of other code. After the last of these runs it is the user's setting again. It is never
+higher than the user's setting.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from xrt.forking import renew_after_fork
 
 @dataclass(frozen=True, slots=True)
 class BlasCalls:
-    """Addresses of a library's CBLAS functions for matrix-matrix and matrix-vector products."""
+    """Addresses of the CBLAS functions for matrix-matrix and matrix-vector products."""
 
     single: tuple[int, int]
     """``cblas_sgemm`` and ``cblas_sgemv``."""
     double: tuple[int, int]
     """``cblas_dgemm`` and ``cblas_dgemv``."""
-    indices: int
+    index_bits: int
     """Bits of the integers for sizes and strides: 32 or 64."""
 
-    def find_calls(self, dtype: Any) -> tuple[int, int]:
-        """Return the addresses of the matrix-matrix and the matrix-vector product, for float32 or float64."""
+    def select(self, dtype: Any) -> tuple[int, int]:
+        """Select `single` for float32 or `double` for float64."""
         return self.single if dtype.itemsize == 4 else self.double
 
 
@@ -45,11 +45,11 @@ class BlasLibrary:
     get: Callable[[], int]
     set: Callable[[int], object]
     calls: BlasCalls | None = None
-    """None if the library does not export them under known names."""
+    """None if the library does not export these functions under known names."""
 
 
 class BlasThreads:
-    """The number of threads of all loaded BLAS libraries, and the calls that limit it. Thread-safe."""
+    """The thread counts of all loaded BLAS libraries, and the budgets that limit them now. Thread-safe."""
 
     def __init__(self, libraries: Sequence[BlasLibrary]) -> None:
         self.libraries = tuple(libraries)
@@ -59,24 +59,24 @@ class BlasThreads:
 
     @property
     def threads(self) -> int:
-        """The largest current number of threads of any library; 1 if there is none."""
+        """The largest current thread count of the libraries; 1 if there are no libraries."""
         return max((library.get() for library in self.libraries), default=1)
 
     @property
     def unlimited_threads(self) -> int:
-        """Like `threads`, without the limits that running calls have set."""
+        """The largest thread count that the user has set, without the limits of active runs."""
         with self._lock:
             return max(self._user_threads, default=1) if self._budgets else self.threads
 
     @property
     def calls(self) -> BlasCalls | None:
-        """CBLAS addresses of the first library that has them."""
+        """The CBLAS functions of the first library that exports them."""
         return next((library.calls for library in self.libraries if library.calls), None)
 
     def enter(self, budget: int) -> int:
-        """Limit the libraries to ``budget`` threads until `leave`; return `unlimited_threads`."""
+        """Limit the libraries to ``budget`` threads until `leave` is called. Returns `unlimited_threads`."""
         with self._lock:
-            # The first call remembers the user's setting, which the last call restores.
+            # No run is active, so the current thread counts are the user's setting.
             if not self._budgets:
                 self._user_threads = [library.get() for library in self.libraries]
             self._budgets.append(budget)
@@ -84,47 +84,45 @@ class BlasThreads:
             return max(self._user_threads, default=1)
 
     def leave(self, budget: int) -> None:
-        """End a call that passed this budget to `enter`; the last one restores the user's setting."""
+        """End the limit of an `enter` with the same budget. After the last limit, the user's setting is restored."""
         with self._lock:
             self._budgets.remove(budget)
             self._set_threads(min(self._budgets, default=None))
 
     def _set_threads(self, limit: int | None) -> None:
         for library, user_threads in zip(self.libraries, self._user_threads, strict=True):
-            # Never raise the number above the user's setting.
+            # The user's setting is an upper limit.
             library.set(user_threads if limit is None else min(user_threads, limit))
 
 
+@dataclass(frozen=True, slots=True)
 class _Limit:
-    """Context of a call with a budget; several calls can enter it at once."""
+    """A context manager that several threads can enter at the same time."""
 
-    __slots__ = ("_blas", "_budget")
-
-    def __init__(self, blas: BlasThreads, budget: int) -> None:
-        self._blas = blas
-        self._budget = budget
+    blas: BlasThreads
+    threads: int
 
     def __enter__(self) -> None:
-        self._blas.enter(self._budget)
+        self.blas.enter(self.threads)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._blas.leave(self._budget)
+        self.blas.leave(self.threads)
 
 
 def blas_limit(threads: int) -> AbstractContextManager[None] | None:
-    """Return a context in which NumPy's BLAS uses at most ``threads`` threads; None if it never uses more.
+    """Return a context in which NumPy's BLAS uses at most ``threads`` threads; None if the user has not allowed it more anyway.
 
-    For an engine that computes with NumPy: create it in `Executable.prepare` and enter it in `run`, from any number of threads.
-    Entering and leaving cost a few microseconds.
+    For engines that compute with NumPy: create the context in `Executable.prepare` and enter it in `run`, from any number of
+    threads. Entering and leaving take a few microseconds.
     """
     blas = find_blas()
-    # Compare with the unlimited number: another call may be limiting the libraries now.
+    # Not `threads`, because an active run may be limiting the libraries now.
     return _Limit(blas, threads) if blas.unlimited_threads > threads else None
 
 
 @lru_cache(maxsize=1)
 def find_blas() -> BlasThreads:
-    """The BLAS libraries that were loaded at the first call: NumPy's, and any loaded before."""
+    """Find the BLAS libraries that are loaded at the first call, including that of NumPy."""
     import numpy  # noqa: F401, ICN001  # loads NumPy's BLAS
     from threadpoolctl import ThreadpoolController
 
@@ -133,11 +131,9 @@ def find_blas() -> BlasThreads:
 
 
 def _bind_library(controller: Any) -> BlasLibrary:
-    """Bind the functions that get and set the number of threads.
-
-    For OpenBLAS, bind its symbols directly: threadpoolctl's setter works from one Python thread only.
-    """
+    """Bind the functions that get and set the thread count of a library."""
     name = f"{controller.internal_api} {controller.version}"
+    # Bind OpenBLAS's own functions, because the setter of threadpoolctl works from one Python thread only.
     if controller.internal_api == "openblas":
         # Wheels of NumPy and SciPy prefix and suffix the symbols, so that several copies of OpenBLAS can coexist.
         for prefix, suffix in product(("", "scipy_"), ("", "64_", "_64")):
@@ -156,12 +152,15 @@ def _find_cblas(library: ctypes.CDLL, prefix: str, suffix: str) -> BlasCalls | N
 
 
 def _find_address(library: ctypes.CDLL, symbol: str) -> int:
-    """Find the address of a function; 0 if the library has none of that name."""
+    """Find the address of a function; 0 if the library does not export it."""
     function = getattr(library, symbol, None)
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def _bind_function(library: ctypes.CDLL, symbol: str, result: Any, *arguments: Any) -> Any:
-    """Bind a separate function object, so that argument types set by others stay; None if the library lacks the symbol."""
+    """Bind a function of a library; None if the library does not export it.
+
+    The result is a new function object, so that other users of the library can declare other argument types.
+    """
     address = _find_address(library, symbol)
     return ctypes.CFUNCTYPE(result, *arguments)(address) if address else None

@@ -1,9 +1,10 @@
-"""Known defects of libraries as table rows: a predicate on nodes to decline, the reason and the evidence."""
+"""Tables of known defects of libraries. A row has a predicate for the nodes to decline, the reason and the evidence."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -13,128 +14,122 @@ if TYPE_CHECKING:
     from xrt.graph import Constant, Dim, Shape
 
 
-Test: TypeAlias = Callable[[Node, Function], bool]
+Predicate: TypeAlias = Callable[[Node, Function], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class KnownIssue:
-    """Nodes that a library computes incorrectly: nodes of the operators ``ops`` for which ``applies`` returns True.
-
-    Operators of other domains are written with their domain, as in ``ai.onnx.ml.Scaler``.
-    """
+    """A defect of a library, and the nodes that the library computes incorrectly because of it."""
 
     ops: tuple[str, ...]
-    applies: Test
+    """The operators of the nodes, with their domain if it is not ai.onnx, as in ``ai.onnx.ml.Scaler``."""
+    applies: Predicate
     reason: str
-    """The defect, in one sentence."""
     evidence: tuple[str, ...]
-    """Names of failing ``onnx`` node tests, entries of XRT's corpus, chains of casts, or a description of the comparison."""
+    """Names of failing ``onnx`` node tests or corpus entries, or a description of a comparison with the expected result."""
     upstream: str = ""
-    """Address of the library's issue, or of the text that decides who is right; empty if it is not reported."""
+    """URL of the library's issue, or of the specification that it violates; empty if the defect is not reported."""
 
 
 def match_known_issue(issues: Iterable[KnownIssue], node: Node, function: Function) -> str | None:
-    """Return the reason of the first issue that matches the node; None if none does."""
-    return next((issue.reason for issue in issues if node.op in issue.ops and _is_match(issue, node, function)), None)
-
-
-def _is_match(issue: KnownIssue, node: Node, function: Function) -> bool:
-    """Whether the issue matches. A malformed node matches none: `why_not` declines it elsewhere."""
-    try:
-        return issue.applies(node, function)
-    except (LookupError, TypeError, ValueError):
-        return False
+    """Return the reason of the first issue that applies to the node; None if there is none."""
+    for issue in issues:
+        # A predicate may fail for a malformed node. Other checks decline such nodes.
+        with suppress(LookupError, TypeError, ValueError):
+            if node.op in issue.ops and issue.applies(node, function):
+                return issue.reason
+    return None
 
 
 def always(node: Node, function: Function) -> bool:
-    """A predicate that matches every node."""
+    """A predicate that is True for every node."""
     return True
 
 
-def attribute_is(name: str, value: object, default: object = None) -> Test:
-    """Return a predicate that matches nodes whose attribute, or ``default`` if it is absent, equals ``value``."""
+def attribute_is(name: str, value: object, default: object = None) -> Predicate:
+    """Make a predicate: whether the attribute ``name`` of a node, or ``default`` if it is absent, equals ``value``."""
     return lambda node, function: node.attr(name, default) == value
 
 
 def has_input(node: Node, index: int) -> bool:
-    """Whether this input is present."""
+    """Whether the node has an input at this index. Optional inputs may be left out."""
     return index < len(node.inputs) and bool(node.inputs[index])
 
 
-def find_input_type(node: Node, index: int, function: Function) -> TensorType | None:
-    """The type of an input; None if absent, not a tensor, or unknown."""
+def _find_input_type(node: Node, index: int, function: Function) -> TensorType | None:
     type_ = function.get_type(node.inputs[index]) if has_input(node, index) else None
     return type_ if isinstance(type_, TensorType) else None
 
 
 def find_shape(node: Node, index: int, function: Function) -> Shape | None:
-    """The shape of an input; None if absent, not a tensor, or of unknown rank."""
-    type_ = find_input_type(node, index, function)
+    """Find the shape of an input; None if it is absent, not a tensor, or of unknown rank."""
+    type_ = _find_input_type(node, index, function)
     return None if type_ is None else type_.shape
 
 
 def find_dtype(node: Node, index: int, function: Function) -> DType | None:
-    """The element type of an input; None if absent, not a tensor, or unknown."""
-    type_ = find_input_type(node, index, function)
+    """Find the element type of an input; None if it is absent, not a tensor, or unknown."""
+    type_ = _find_input_type(node, index, function)
     return None if type_ is None else type_.dtype
 
 
 def find_cast(node: Node, function: Function) -> tuple[DType | None, DType | None]:
-    """Find the element types of the first input and the first output; each is None if unknown."""
+    """Find the element types of the first input and the first output. An unknown type is None."""
     result = function.get_type(node.outputs[0])
     return find_dtype(node, 0, function), result.dtype if isinstance(result, TensorType) else None
 
 
 def casts_bfloat16(node: Node, function: Function) -> bool:
-    """Whether a Cast converts from or to bfloat16. Libraries that compute in float32 skip its rounding."""
-    types = find_cast(node, function)
-    return DType.BFLOAT16 in types and types[0] is not types[1]
+    """Whether a Cast converts from or to bfloat16. Libraries that compute in float32 skip the rounding to bfloat16."""
+    source, target = find_cast(node, function)
+    return DType.BFLOAT16 in (source, target) and source is not target
 
 
-def find_input(node: Node, index: int, function: Function) -> Constant | None:
-    """The constant at an input; None if it is computed or absent."""
+def find_constant_input(node: Node, index: int, function: Function) -> Constant | None:
+    """Find the constant that is an input of the node; None if the input is absent or not constant."""
     return function.constants.get(node.inputs[index]) if has_input(node, index) else None
 
 
 def is_whole(extent: Dim, scale: float) -> bool:
-    """Whether ``extent * scale`` is an integer. For an extent that is not a number, whether it is for every extent."""
+    """Whether ``extent * scale`` is an integer. If the extent is unknown, whether this holds for every extent."""
     return scale.is_integer() or (isinstance(extent, int) and (extent * scale).is_integer())
 
 
-AXIS_IS_INPUT = 20
-"""The first opset in which DFT reads its axis from an input."""
+DFT_AXIS_INPUT_OPSET = 20
+"""The first opset in which the axis of DFT is an input. Before it is an attribute."""
 
 
 def estimate_transform_error(node: Node, function: Function) -> float:
-    """Estimate the error of a DFT or STFT in float32 relative to its largest element; infinite if the length is unknown.
+    """Estimate the error of a DFT or STFT in float32, relative to its largest element; infinite if the length is unknown.
 
-    Lengths that are powers of two use radix-2 FFT. Others are sums over float32 angles, which lose accuracy with the length.
-    Measured on ort and openvino: at most 1e-6 for powers of two up to 4,096; 2e-7 times the length for others (60 to 5,000).
+    For powers of two, libraries use radix-2 FFT. Measured on ort and openvino, its error is at most 1e-6 for lengths up to 4,096.
+    For other lengths they compute sums with float32 angles. Measured from 60 to 5,000, the error is 2e-7 times the length.
     """
-    return max(map(_estimate_length_error, _list_dft_lengths(node, function)), default=math.inf)
+    lengths = _list_dft_lengths(node, function)
+    numbers = [length for length in lengths if isinstance(length, int)]
+    if not numbers or len(numbers) < len(lengths):
+        return math.inf
+    # For lengths that are not powers of two, this is 1.5 times the measured error.
+    return max(1e-6 if length & (length - 1) == 0 else 3e-7 * length for length in numbers)
 
 
 def _list_dft_lengths(node: Node, function: Function) -> tuple[Dim, ...]:
     """List the lengths that a DFT or STFT may have at run time. Empty if they are unknown."""
     is_short_time = node.op_type == "STFT"
-    # STFT has the operands signal, frame step, window and frame length; DFT has signal, length and axis.
+    # The inputs of STFT are signal, frame step, window and frame length; those of DFT are signal, length and axis.
     length_index = 3 if is_short_time else 1
-    length = find_input(node, length_index, function)
+    length = find_constant_input(node, length_index, function)
     if length is not None:
         return (int(length.array),)
     shape = find_shape(node, 0, function) or ()
-    if is_short_time:  # without a length the window determines it, else the signal bounds it
+    if is_short_time:
+        # The window has the length of a frame. Without a window, a frame is at most as long as the signal.
         return (find_shape(node, 2, function) or shape[1:2])[:1]
     if has_input(node, length_index) or not shape:
         return ()
     if not has_input(node, 2):
-        return (shape[node.attr("axis", 1) if function.opsets.get("", 0) < AXIS_IS_INPUT else -2],)
-    axis = find_input(node, 2, function)
+        is_attribute = function.opsets.get("", 0) < DFT_AXIS_INPUT_OPSET
+        return (shape[node.attr("axis", 1) if is_attribute else -2],)
+    axis = find_constant_input(node, 2, function)
+    # If the axis is computed at run time, it may be any except the last one.
     return shape[:-1] if axis is None else (shape[int(axis.array)],)
-
-
-def _estimate_length_error(length: Dim) -> float:
-    if not isinstance(length, int):
-        return math.inf
-    # Powers of two: the measured bound. Other lengths: 1.5 times the measured 2e-7 per element.
-    return 1e-6 if length & (length - 1) == 0 else 3e-7 * length

@@ -1,4 +1,4 @@
-"""Helpers for an engine's library: hide an optional import, shorten error messages, measure its allocations."""
+"""Helpers for engines that use a library: shorten its error messages, hide a module from it, measure its allocations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType, TracebackType
 from typing import ClassVar, Self
@@ -15,24 +15,21 @@ from xrt.forking import renew_after_fork
 
 
 def remove_noise(text: str, patterns: Iterable[str]) -> str:
-    """Join the text to one line and remove all matches of the regular expressions, in order."""
-    text = f"{' '.join(text.split())} "  # the trailing space lets a pattern that ends with one match at the end
+    """Join the lines of the text and remove all matches of the regular expressions, in order."""
+    # With a space at the end, a pattern that ends with a space also matches there.
+    text = f"{' '.join(text.split())} "
     for pattern in patterns:
         text = re.sub(pattern, "", text)
     return text.strip(" .")
 
 
 def shorten(text: str, limit: int) -> str:
-    """Truncate the text to ``limit`` characters, ellipsis included.
-
-    >>> shorten("no rule for Frobnicate", 12)
-    'no rule f...'
-    """
+    """Truncate the text to ``limit`` characters, including the ellipsis."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 class _HidingFinder:
-    """An import finder that hides one module from the thread that created the finder."""
+    """An import finder that makes the import of a module fail in the thread that created the finder."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -45,14 +42,14 @@ class _HidingFinder:
 
 @contextmanager
 def hide_module(name: str, *, even_imported: bool = False) -> Iterator[None]:
-    """Make an optional module appear not installed to imports in this thread; it can be imported afterwards.
+    """Make imports of a module in this thread fail within the ``with`` block, as if it was not installed.
 
-    A module that is already imported stays visible, unless ``even_imported``: other threads may then import it once more.
+    A module that is already imported is hidden only with ``even_imported``. Then other threads may import it a second time.
     """
     finder = _HidingFinder(name)
-    # First in the list, before the finders that would find the module.
+    # Insert it before the finders that would find the module.
     sys.meta_path.insert(0, finder)
-    # Python does not query finders for an imported module, so it must leave `sys.modules`.
+    # Python does not query finders for a module in `sys.modules`, so remove it there.
     module = sys.modules.pop(name, None) if even_imported else None
     try:
         yield
@@ -65,69 +62,60 @@ def hide_module(name: str, *, even_imported: bool = False) -> Iterator[None]:
 class _Counts(ctypes.Structure):
     """glibc's ``struct mallinfo2``."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    )
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _names.split())
 
 
-def _find_counter() -> Callable[[], _Counts] | None:
+def _count_allocated_bytes() -> int | None:
+    """Count the bytes that the C library's allocator has given out; None if the C library is not glibc."""
     try:
-        counter = ctypes.CDLL(None).mallinfo2
+        read_counts = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError, TypeError):  # not glibc, or not Linux
         return None
-    counter.restype = _Counts
-    return counter
-
-
-_read_counts = _find_counter()
-
-
-def _count_allocated() -> int:
-    """Bytes in use by the C library's allocator."""
-    counts = _read_counts() if _read_counts else _Counts()
+    read_counts.restype = _Counts
+    counts = read_counts()
     return int(counts.uordblks + counts.hblkhd)
 
 
 class AllocationTracker:
-    """Measures how much memory the process allocates while a session is opened inside the ``with`` block.
+    """Measures the memory that the process allocates in the ``with`` block, in which a session of a library is opened.
 
-    If several sessions open at the same time, only their total growth is measured, and divided in proportion to ``weight``.
+    If several blocks run at the same time, only their total is known. It is divided in proportion to their ``weight``.
     """
 
+    # The state of all blocks that run at the same time.
     _lock = renew_after_fork(threading.Lock())
-    _opening: ClassVar[int] = 0
-    """The number of sessions that are opening now."""
-    _bytes_before: ClassVar[int] = 0
-    _opened: ClassVar[list[AllocationTracker]] = []
-    """The sessions that were opened since `_bytes_before` was read."""
+    _active_blocks: ClassVar[int] = 0
+    _bytes_before: ClassVar[int | None] = None
+    """The allocated bytes when no block was active."""
+    _finished: ClassVar[list[AllocationTracker]] = []
+    """The trackers whose blocks have ended since then."""
 
     def __init__(self, weight: int) -> None:
         self.weight = max(1, weight)
         self.nbytes: int | None = None
-        """The growth in bytes. None if unknown: the C library does not report it, sessions are still opening, or it failed."""
+        """The allocated bytes. None if the C library does not report them, the block failed, or a block is still active."""
 
     def __enter__(self) -> Self:
         tracker = AllocationTracker
         with tracker._lock:
-            if not tracker._opening:
-                tracker._bytes_before, tracker._opened = _count_allocated(), []
-            tracker._opening += 1
+            if not tracker._active_blocks:
+                tracker._bytes_before = _count_allocated_bytes()
+                tracker._finished = []
+            tracker._active_blocks += 1
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         tracker = AllocationTracker
         with tracker._lock:
-            tracker._opening -= 1
-            # A session that failed to open has no share of the growth.
+            tracker._active_blocks -= 1
+            # A failed block has freed its memory.
             if error is None:
-                tracker._opened.append(self)
-            if not tracker._opening and _read_counts:
-                growth = max(0, _count_allocated() - tracker._bytes_before)
-                total = sum(session.weight for session in tracker._opened)
-                for session in tracker._opened:
-                    session.nbytes = growth * session.weight // total
-                tracker._opened = []
+                tracker._finished.append(self)
+            bytes_after = _count_allocated_bytes()
+            if not tracker._active_blocks and bytes_after is not None and tracker._bytes_before is not None:
+                growth = max(0, bytes_after - tracker._bytes_before)
+                total_weight = sum(finished.weight for finished in tracker._finished)
+                for finished in tracker._finished:
+                    finished.nbytes = growth * finished.weight // total_weight
+                tracker._finished = []

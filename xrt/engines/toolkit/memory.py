@@ -1,4 +1,4 @@
-"""Memory of values: offsets in one arena by live ranges, the peak, updates in place, and writable views."""
+"""Plan the memory of values: offsets in an arena, the peak, updates in place, and writable views of read-only arrays."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ class LiveRange:
     """Set by `assign_offsets`."""
 
 
-def assign_offsets(spans: Sequence[LiveRange]) -> int:
-    """Set offsets so that ranges that are live at the same step do not overlap; return the arena size in bytes.
+def assign_offsets(ranges: Sequence[LiveRange]) -> int:
+    """Set offsets so that buffers that are needed at the same step do not overlap. Returns the size of the arena in bytes.
 
-    Ranges are placed in order of their first step, the largest first, each in the smallest gap that it fits in (best fit).
-    O(n log n), plus a search through the gaps for each range.
+    Buffers are placed in order of their first step, the largest first, each in the smallest gap that is large enough (best fit).
+    Time O(n log n), plus a search through the gaps for each buffer.
     """
-    gaps: list[tuple[int, int]] = []  # (start, size), none adjacent to another
+    gaps: list[tuple[int, int]] = []  # (start, size), sorted; adjacent gaps are merged
     end = 0
-    live: list[tuple[int, int, int]] = []  # (last step, start, size)
-    for span in sorted(spans, key=lambda span: (span.first, -span.nbytes)):
-        # Free buffers whose last reader is done before placing the next ones.
-        while live and live[0][0] < span.first:
+    live: list[tuple[int, int, int]] = []  # (last step, start, size), a heap
+    for buffer in sorted(ranges, key=lambda buffer: (buffer.first, -buffer.nbytes)):
+        # Free the buffers that are no longer needed.
+        while live and live[0][0] < buffer.first:
             _, start, size = heappop(live)
             _free(gaps, start, size)
-        size = -(-span.nbytes // ALIGNMENT) * ALIGNMENT
-        # The smallest gap first: compare (size, start).
-        gap = min((gap for gap in gaps if gap[1] >= size), key=lambda gap: gap[::-1], default=None)
-        if gap is None:
-            # Extend a gap at the end of the arena instead of leaving it unused.
-            span.offset = gaps.pop()[0] if gaps and sum(gaps[-1]) == end else end
-            end = span.offset + size
+        size = -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT  # rounded up
+        large_gaps = [gap for gap in gaps if gap[1] >= size]
+        if large_gaps:
+            gap_start, gap_size = min(large_gaps, key=lambda gap: (gap[1], gap[0]))
+            gaps.remove((gap_start, gap_size))
+            buffer.offset = gap_start
+            _free(gaps, gap_start + size, gap_size - size)
         else:
-            span.offset = gap[0]
-            gaps.remove(gap)
-            _free(gaps, gap[0] + size, gap[1] - size)
-        heappush(live, (span.last, span.offset, size))
+            # If there is a gap at the end of the arena, extend it.
+            buffer.offset = gaps.pop()[0] if gaps and sum(gaps[-1]) == end else end
+            end = buffer.offset + size
+        heappush(live, (buffer.last, buffer.offset, size))
     return end
 
 
 def _free(gaps: list[tuple[int, int]], start: int, size: int) -> None:
-    """Add a block to the sorted gaps, merged with adjacent ones."""
+    """Add a block to the sorted gaps, and merge it with adjacent gaps."""
     if not size:
         return
     index = bisect_left(gaps, (start, 0))
@@ -70,15 +70,15 @@ def _free(gaps: list[tuple[int, int]], start: int, size: int) -> None:
     gaps.insert(index, (start, size))
 
 
-def peak_of_values(function: Function) -> int | None:
+def compute_peak_of_values(function: Function) -> int | None:
     """Compute the peak size in bytes of the intermediate values of a Function; None if a dim is unknown.
 
-    A value lives from the node that computes it to its last reader. Outputs, inputs, constants and values inside bodies do not
-    count. Linear time.
+    A value needs memory from the node that computes it to its last reader. Inputs, outputs, constants and the values of bodies do
+    not count. Linear time.
     """
     outputs = {value.name for value in function.outputs}
-    last = {name: i for i, node in enumerate(function.nodes) for name in (*node.defines, *node.uses)}
-    # Difference array over the node index: add a size at its definition, subtract it after its last use.
+    last_use = {name: i for i, node in enumerate(function.nodes) for name in (*node.defines, *node.uses)}
+    # The change of the total at each node: a size is added at the definition, and subtracted after the last use.
     change = [0] * (len(function.nodes) + 1)
     for i, node in enumerate(function.nodes):
         for name in node.defines:
@@ -88,23 +88,20 @@ def peak_of_values(function: Function) -> int | None:
                 return None
             if name not in outputs:
                 change[i] += size
-                change[last[name] + 1] -= size
+                change[last_use[name] + 1] -= size
     return max(accumulate(change), default=0)
 
 
-# ---------------------------------------------------------------------- updates in place
-
-
 def find_inplace_outputs(function: Function) -> dict[int, int]:
-    """Map the index of each input that a scatter may update in place to the index of the scatter's output.
+    """Find the inputs that a scatter may update in place. Map the index of the input to that of the Function's output.
 
-    No other node reads such an input. The engine's kernels must skip the copy if input and output are one buffer.
+    No other node reads such an input. For engines whose scatter does not copy the input if it has the memory of the output.
     """
     outputs = [value.name for value in function.outputs]
     pairs = {}
     for index, value in enumerate(function.inputs):
         uses = function.users(value.name)
-        # Another reader, or an output with the old contents, would observe the update.
+        # Other readers need the elements before the update, and so does an output that is the input itself.
         if len(uses) != 1 or value.name in outputs or not isinstance(value.type, TensorType):
             continue
         node = uses[0].node
@@ -114,12 +111,12 @@ def find_inplace_outputs(function: Function) -> dict[int, int]:
 
 
 def list_scattered_inputs(node: Node) -> tuple[int, ...]:
-    """List the indices of inputs that an engine with in-place scatters can overwrite with the node's result."""
+    """List the indices of inputs that the result may overwrite, for an engine that computes scatters in place."""
     return (0,) if has_trait(node, Trait.UPDATES) else ()
 
 
 class _WritableMemory:
-    """An array interface without the read-only flag. Keeps the owner of the memory alive."""
+    """Describes the memory of an array to NumPy as writable. Keeps the owner of the memory alive."""
 
     def __init__(self, array: np.ndarray[Any, Any], owner: Any) -> None:
         self._owner = owner
@@ -130,11 +127,10 @@ class _WritableMemory:
 def make_writable_alias(array: np.ndarray[Any, Any], owner: Any = None) -> np.ndarray[Any, Any]:
     """Make a writable view of a read-only array, without a copy.
 
-    The caller guarantees that no other code relies on the contents. The result keeps ``owner`` alive, by default the array.
-    Arrays of ml_dtypes are supported, although the array interface cannot describe their types.
+    No other code may rely on the elements. The view keeps ``owner`` alive, by default the array.
     """
     memory_owner = array if owner is None else owner
-    # ml_dtypes registers its types as user types: alias integers of their size instead, and view the result.
+    # The array interface cannot describe the types of ml_dtypes, so view these as integers of the same size.
     if array.dtype.isbuiltin == 1:
         return np.asarray(_WritableMemory(array, memory_owner))
     return np.asarray(_WritableMemory(array.view(f"u{array.itemsize}"), memory_owner)).view(array.dtype)

@@ -15,25 +15,24 @@ if TYPE_CHECKING:
 
 
 REFERENCE = "toy{native=off}"
-"""Without native kernels: its results are bit-exact on every machine."""
+"""The spec of the reference engine. Without native kernels, its results are the same on every machine."""
 
 
-@cache
-def get_reference_engine() -> GraphCompiler:
-    """The reference engine; cached, because constant folding uses it hundreds of times."""
+@cache  # constant folding uses it hundreds of times
+def _get_reference_engine() -> GraphCompiler:
     return registry.create(REFERENCE)
 
 
 def evaluate(function: Function, inputs: Sequence[Any], threads: int = 1) -> list[Any]:
-    """Compute the outputs of a Function; raises CompileRefused if a node has no kernel.
+    """Compute the outputs of a Function. Raises CompileRefused if a node has no kernel.
 
-    A product with packed weights (MatMulNBits) is computed in floating point.
+    Products with packed weights (MatMulNBits) are computed in floating point.
     """
     if any(node.op_type == "MatMulNBits" for node in function.nodes):
         from xrt.passes.quantize.packed import unpack_weights  # imported only if needed
 
         function = unpack_weights(function)
-    executable = prepare_or_close(get_reference_engine().compile(function, CompileContext(threads=threads)))
+    executable = prepare_or_close(_get_reference_engine().compile(function, CompileContext(threads=threads)))
     try:
         return list(executable.run(inputs))
     finally:

@@ -1,4 +1,4 @@
-"""Values and Functions in the memory that two processes share."""
+"""Copy values and Functions to memory that two processes share, and read them there."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from xrt.processes.ipc import Block, SharedBuffer, read_block
 
 
 def put_value(buffer: SharedBuffer, value: Any) -> Any:
-    """Copy an array, a list, a map or None into shared memory; return the record for `read_value`."""
+    """Copy an array, a list, a map or None to shared memory. Returns a JSON record, from which `read_value` finds it."""
     if value is None:
         return None
     if isinstance(value, list | tuple):
         return {"list": put_values(buffer, value)}
-    if isinstance(value, dict):  # as pairs, because keys of JSON objects are strings
+    if isinstance(value, dict):  # as pairs, because the keys may be numbers, and JSON objects have strings only
         return {"map": list(value.items())}
     array = np.asarray(value)
     if array.dtype.kind in "USO":
-        texts = (x.decode("utf-8", "surrogateescape") if isinstance(x, bytes) else str(x) for x in array.reshape(-1))
-        return {"shape": array.shape, "strings": list(texts)}
+        elements = array.reshape(-1)
+        texts = [x.decode("utf-8", "surrogateescape") if isinstance(x, bytes) else str(x) for x in elements]
+        return {"shape": array.shape, "strings": texts}
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return {"shape": array.shape, "dtype": DType.of(array).text, "at": buffer.put(flat.data.cast("B"))}
 
 
 def put_values(buffer: SharedBuffer, values: Sequence[Any]) -> list[Any]:
-    """Copy values into shared memory; return the records for `read_values`."""
+    """Copy values to shared memory. Returns the records for `read_values`."""
     return [put_value(buffer, value) for value in values]
 
 
 def put_function(buffer: SharedBuffer, function: Function) -> Any:
-    """Copy a Function into shared memory, each weight once; return the record for `read_function`."""
+    """Copy a Function to shared memory, each weight once. Returns the record for `read_function`."""
     weights: dict[int, str] = {}
     blocks: dict[str, Block] = {}
 
     def store(constant: Constant) -> str:
-        # By identity: constants that share an array are stored once.
+        # Constants that share an array are stored once.
         name = weights.setdefault(id(constant.array), f"weights:{len(weights)}")
         if name not in blocks:
             blocks[name] = buffer.put(encode_data(constant).cast("B"))
@@ -51,7 +52,7 @@ def put_function(buffer: SharedBuffer, function: Function) -> Any:
 
 
 def read_value(memory: memoryview, record: Any) -> Any:
-    """Read the value of a record from shared memory. Arrays are views of that memory."""
+    """Read the value of a record. Arrays are views of the shared memory."""
     if record is None:
         return None
     if "list" in record:
@@ -65,11 +66,11 @@ def read_value(memory: memoryview, record: Any) -> Any:
 
 
 def read_values(memory: memoryview, record: Sequence[Any]) -> list[Any]:
-    """Read the values of records from shared memory."""
+    """Read the values of records, as `read_value` does."""
     return [read_value(memory, item) for item in record]
 
 
 def read_function(memory: memoryview, record: Any) -> Function:
-    """Read the Function of a record from shared memory. Its weights are views of that memory."""
+    """Read the Function of a record. Its weights are views of the shared memory."""
     weights = {name: read_block(memory, block) for name, block in record["weights"].items()}
     return read_model(bytes(read_block(memory, record["model"])), weights.get)

@@ -13,7 +13,7 @@ import torch
 
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
-from xrt.engines.toolkit.memory import peak_of_values
+from xrt.engines.toolkit.memory import compute_peak_of_values
 from xrt.engines.torch.dtypes import make_from_numpy, make_to_numpy
 from xrt.engines.torch.program import iter_addresses
 from xrt.forking import get_generation
@@ -109,7 +109,7 @@ class TorchExecutable(Executable):
 
     def memory(self) -> tuple[MemoryUse, ...]:
         why = "inner values, each until its last reader has run; kernels may need more memory while they run"
-        workspace = MemoryUse("workspace", peak_of_values(self.function), why, per_call=True)
+        workspace = MemoryUse("workspace", compute_peak_of_values(self.function), why, per_call=True)
         packed = sum(tensor.nbytes for tensor in self._packed_weights)
         return (workspace, MemoryUse("packed weights", packed, "gates in PyTorch's order")) if packed else (workspace,)
 

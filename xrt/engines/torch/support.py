@@ -88,6 +88,6 @@ _SUPPORT = LibrarySupport(
     operator=(lambda node, function: None if node.domain == DOMAIN else why_not_defined(node, function),),
     why_not_type=_why_not_type,
     tables=(_why_not_kernel,),
-    answer=lambda node, function: None,
+    query=lambda node, function: None,
     close_body=close_over,
 )

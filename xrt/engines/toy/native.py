@@ -18,7 +18,7 @@ from xrt.engines.contract.options import RunOptions
 from xrt.engines.kernels.table import Factory
 from xrt.engines.native import NativeExecutable, NativeKernel, NativeLibrary, NativeTape, PreparedKernel
 from xrt.engines.native.bindings import address_of
-from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, fuse_elementwise, lower_to_opcodes
+from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, convert_to_opcodes, fuse_elementwise
 from xrt.engines.toolkit.memory import find_inplace_outputs
 from xrt.engines.toy import reference
 from xrt.engines.toy.tape import StepKernel
@@ -420,7 +420,7 @@ class KernelSelection:
 
     def can_join_chain(self, node: Node, function: Function) -> bool:
         """Whether the node may be part of an elementwise chain: the chain kernel has priority over all kernels of the node."""
-        if self.chain_priority is None or lower_to_opcodes(node, function) is None:
+        if self.chain_priority is None or convert_to_opcodes(node, function) is None:
             return False
         kernel = self.find_best(node, function)
         return not isinstance(kernel, Kernel) or kernel.priority < self.chain_priority

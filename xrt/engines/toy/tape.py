@@ -23,7 +23,7 @@ from xrt.engines.contract.graph_compiler import Executable, MemoryUse
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.native.bindings import address_of
 from xrt.engines.native.tape import check_buffers
-from xrt.engines.toolkit.memory import peak_of_values
+from xrt.engines.toolkit.memory import compute_peak_of_values
 from xrt.engines.toolkit.support import list_used_outputs
 from xrt.engines.toy.devices import SHAPE_OPS, find_shape_values
 from xrt.engines.toy.kernels import make_product_context
@@ -452,7 +452,7 @@ class InterpretedExecutable(Executable):
 
     def memory(self) -> tuple[MemoryUse, ...]:
         why = "inner values, each until its last reader has run; temporary memory of kernels is not included"
-        return (MemoryUse("workspace", peak_of_values(self.function), why, per_call=True),)
+        return (MemoryUse("workspace", compute_peak_of_values(self.function), why, per_call=True),)
 
     def _copy_to_buffers(self, results: list[Any], out: Sequence[Any]) -> list[Any]:
         """Copy results to the caller's buffers, and return the buffers instead of these results."""
@@ -553,7 +553,7 @@ class DeviceExecutable(Executable):
         why = "inner values, each until its last reader has been enqueued on the stream"
         return (
             MemoryUse("weights on the device", weights, "a copy of the constants in the device's own memory"),
-            MemoryUse("workspace on the device", peak_of_values(self.function), why, per_call=True),
+            MemoryUse("workspace on the device", compute_peak_of_values(self.function), why, per_call=True),
         )
 
     def close(self) -> None:

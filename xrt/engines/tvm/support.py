@@ -8,10 +8,10 @@ from xrt.engines.toolkit.known_issues import match_known_issue
 from xrt.engines.toolkit.support import (
     LibrarySupport,
     NodeQuery,
+    check_symbolic_dims,
     explain_disagreement,
     has_symbolic_dims,
     list_used_outputs,
-    support_every_size,
     why_not_defined,
 )
 from xrt.engines.tvm.cuda import OLDEST_ARCHITECTURE, build, make_target as device_target
@@ -58,19 +58,19 @@ def _try_node(node: Node, function: Function) -> str | None:
     # The operator's version, not the model's opset: nodes with the same definition share a cache entry.
     version = since_version(node, function)
     used = list_used_outputs(node, function)
-    query = NodeQuery.of(node, function, limit=MAX_INLINE_ELEMENTS, version=version, outputs=used)
+    query = NodeQuery.from_node(node, function, limit=MAX_INLINE_ELEMENTS, version=version, outputs=used)
     if reason := _why_not_convertible(query):
         return reason
     return None if _is_on_cpu(node) else _why_not_buildable_on_cuda(query)
 
 
-_why_not_every_size = support_every_size(SIZE_INDEPENDENT)
+_why_not_every_size = check_symbolic_dims(SIZE_INDEPENDENT)
 SUPPORT = LibrarySupport(
     operator=(_why_not_importable, why_not_defined),
     why_not_type=_why_not_type,
-    typed="inputs",
+    known_types="inputs",
     tables=(_why_not_symbolic, partial(match_known_issue, ISSUES)),
-    answer=_try_node,
+    query=_try_node,
 )
 
 

@@ -1,8 +1,8 @@
-"""The ``xla`` engine: regions lowered operator by operator to XLA through JAX, and compiled ahead of time for this processor.
+"""The ``xla`` engine, which compiles regions for this processor with XLA, through JAX.
 
-The kernel table has a function of ``jax.numpy`` and ``jax.lax`` for each node. All nodes of a region are traced once, with the
-shapes of the inputs, and compiled together. Only this package imports JAX. It does not affect other users of JAX in the process,
-because it uses separate clients and changes no process-wide setting of JAX.
+The kernel of each operator calls functions of ``jax.numpy`` and ``jax.lax``. JAX traces the kernels of a region with the shapes
+of the inputs, and XLA compiles the result. Other users of JAX in the process are not affected, because the engine uses separate
+clients and changes no global setting of JAX.
 """
 
 from xrt.engines.contract.registry import EngineDeclaration

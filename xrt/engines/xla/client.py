@@ -1,4 +1,4 @@
-"""The JAX clients of this engine, one per number of threads; forks while clients exist; and JAX's settings for tracing."""
+"""XLA clients (one per thread count), protection of forks while XLA starts threads, and JAX's settings for tracing."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from xrt.forking import leave_to_parent
 
 
 class ForkGuard:
-    """Delays forks while XLA starts threads. A starting XLA thread registers its name, for which it holds a lock of XLA.
+    """Delays forks while XLA starts threads.
 
-    In a child forked at that moment the lock would be held forever, so the threads of the child's clients would wait for it.
+    A new thread registers its name, and holds a lock of XLA meanwhile. In a child that is forked at that moment nobody would
+    release the lock, and the threads of the child's clients would wait forever.
     """
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._holding_threads: list[int] = []
-        """Ids of the threads inside `hold` blocks."""
+        """Ids of the threads that are in a `hold` block."""
         self._started_threads: set[int] = set()
-        """Ids of threads that were started in `hold` blocks, and may not have registered yet."""
+        """Ids of threads that were started during `hold` blocks and may not have registered yet."""
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Within the ``with`` block, and until every thread that it started has registered, forks wait."""
-        # If another thread is forking it holds the condition, so this waits for the end of the fork.
+        """Delay forks during the ``with`` block, and until the threads that it started have registered."""
+        # A thread that forks holds the condition, so this waits for the end of a fork.
         with self._condition:
             self._holding_threads.append(threading.get_ident())
         previous = _list_threads()
@@ -43,48 +44,38 @@ class ForkGuard:
         finally:
             with self._condition:
                 self._started_threads |= _list_threads() - previous
-                if len(self._holding_threads) == 1:  # no other thread is compiling, so the threads soon sleep
+                if len(self._holding_threads) == 1:  # no other thread compiles, so the new threads will sleep soon
                     _wait_until_asleep(self._started_threads)
                     self._started_threads.clear()
                 self._holding_threads.remove(threading.get_ident())
                 self._condition.notify_all()
 
     def close(self) -> None:
-        """Wait until no other thread is in a `hold` block, and let new blocks wait until `open` is called."""
+        """Wait until no other thread is in a `hold` block. New blocks wait until `open` is called."""
         thread_id = threading.get_ident()
         self._condition.acquire()
-        # The forking thread itself may be in a block, for whose end it must not wait.
+        # The thread must not wait for its own block.
         self._condition.wait_for(lambda: all(thread == thread_id for thread in self._holding_threads))
 
     def open(self) -> None:
         self._condition.release()
 
-    @staticmethod
-    def close_before_fork() -> None:
-        """Handler before a fork."""
-        fork_guard.close()
-
-    @staticmethod
-    def open_after_fork() -> None:
-        """Handler after a fork, in the parent process."""
-        fork_guard.open()
-
 
 MAX_SETTLE_SECONDS = 1.0
-"""How long to wait for threads to sleep. Unrelated threads that were started meanwhile may be busy for longer."""
+"""Maximum time to wait for threads to sleep. Threads of other libraries, which are included, may be busy for longer."""
 
 
 def _wait_until_asleep(threads: set[int]) -> None:
-    """Wait until all threads sleep at the same time. Then all have registered, because a thread that holds the lock runs."""
+    """Wait until all threads sleep at the same time. Then none of them holds the lock, because its holder does not sleep."""
     end = time.monotonic() + MAX_SETTLE_SECONDS
-    previous = None
+    previous_states = None
     while threads and time.monotonic() < end:
-        states = {thread: state for thread in threads if (state := _read_thread_state(thread))}
-        # If the counts of context switches are equal too, no thread ran between the two readings.
-        are_asleep = all(state[0].startswith("S") for state in states.values())
-        if are_asleep and states == previous:
+        states = [_read_thread_state(thread) for thread in sorted(threads)]
+        are_asleep = all(state[0].startswith("S") for state in states if state)
+        # With the same counts of context switches as before, no thread ran between the two readings.
+        if are_asleep and states == previous_states:
             return
-        previous = states
+        previous_states = states
         time.sleep(1e-4)
 
 
@@ -96,7 +87,7 @@ def _list_threads() -> set[int]:
 
 
 def _read_thread_state(thread: int) -> tuple[str, ...]:
-    """Read the state and the counts of context switches of a thread of this process; empty if it has ended."""
+    """Read the state and the counts of context switches of a thread in this process; empty if the thread has ended."""
     try:
         text = Path(f"/proc/self/task/{thread}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -106,22 +97,21 @@ def _read_thread_state(thread: int) -> tuple[str, ...]:
 
 
 class Clients:
-    """The XLA clients of this process. A forked child does not have their threads, so it creates new clients."""
+    """The XLA clients of this process. A forked child creates new ones, because it does not have the threads of its parent."""
 
     def __init__(self, can_compile: bool = True) -> None:
         self.can_compile = can_compile
-        """False in a process that was forked after XLA compiled: it lacks the compiler's threads, and compiling would abort
-        it."""
+        """False in a process that was forked after XLA had compiled. It lacks XLA's threads, and a compile would abort it."""
         self.has_compiled = False
         self.lock = threading.Lock()
         self.reload_lock = threading.Lock()
-        """Held while an executable from the parent process is loaded to a client of this process."""
+        """Held while an executable of the parent process is loaded to a client of this process."""
         self.devices: dict[int, Any] = {}
         leave_to_parent(self)
 
     @classmethod
     def renew(cls) -> None:
-        """Replace the clients in a forked child. The parent's are never released, because that would wait for their threads."""
+        """Replace the clients in a forked child. Those of the parent are not released: that would wait for missing threads."""
         globals()["clients"] = cls(can_compile=clients.can_compile and not clients.has_compiled)
         globals()["fork_guard"] = ForkGuard()
 
@@ -130,19 +120,20 @@ clients = Clients()
 fork_guard = ForkGuard()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=ForkGuard.close_before_fork, after_in_parent=ForkGuard.open_after_fork, after_in_child=Clients.renew
+        before=lambda: fork_guard.close(),  # noqa: PLW0108  # a forked child replaces the guard
+        after_in_parent=lambda: fork_guard.open(),  # noqa: PLW0108
+        after_in_child=Clients.renew,
     )
 _POOL_SIZE_VARIABLE = "PJRT_NPROC"
-"""The environment variable that determines the number of threads of a new client. XLA has no other setting for it."""
+"""The environment variable for the thread count of a new client. XLA has no other setting for it."""
 
 
 def get_client_device(threads: int) -> Any:
-    """Get the CPU device of a client with a pool of ``threads`` threads.
+    """Get the CPU device of the client with ``threads`` threads.
 
-    There is one client for each number of threads, and it is never closed; idle threads sleep. A call waits for its results,
-    whereas JAX's default client returns before they are ready.
+    Clients are never closed; their idle threads sleep. Calls wait for their results, unlike those of JAX's default client.
     """
-    # Read once, because a forked child replaces the global.
+    # Read the global only once, because a forked child replaces it.
     current = clients
     with current.lock:
         if threads not in current.devices:
@@ -166,7 +157,7 @@ def _set_variable(name: str, value: str) -> Iterator[None]:
 
 @contextmanager
 def configure_tracing(device: Any) -> Iterator[None]:
-    """Override the user's settings of JAX in this thread: 64-bit types, full float32 precision, standard promotion, device."""
+    """Override the user's settings of JAX in this thread: 64-bit types, full float32 precision, standard promotion, etc."""
     with ExitStack() as stack:
         for setting in (
             jax.enable_x64(True),
@@ -186,7 +177,7 @@ MAX_SUMMARY_LENGTH = 160
 
 
 def summarize_error(cause: BaseException) -> str:
-    """Shorten an error of JAX or XLA to its first nonempty line, without the status code."""
+    """Shorten the message of an error of JAX or XLA to its first nonempty line, without the status code."""
     lines = [line.strip() for line in str(cause).splitlines()]
     text = next((line for line in lines if line), "")
     text = re.sub(r"^[A-Z_]+: ", "", re.sub(r"\s+", " ", text)).rstrip(" .:")

@@ -1,4 +1,4 @@
-"""The engine class: supported nodes and compilation."""
+"""The engine class `Xla`: compile, save and load."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Xla(GraphCompiler):
         return executable
 
     def can_load_with_threads(self, saved: int, threads: int) -> bool:
-        """Yes, for fewer threads: parallel loops are divided for ``saved`` threads, and fewer run several parts one by one."""
+        """True for fewer threads. Loops are divided into ``saved`` parts; fewer threads compute several parts each."""
         return threads <= saved
 
     def version(self) -> str:

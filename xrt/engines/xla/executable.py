@@ -1,4 +1,4 @@
-"""Compile a Function ahead of time, with its large constants as arguments, and run the code on NumPy arrays."""
+"""Compile a Function with XLA, and run the compiled code on NumPy arrays. Large constants are arguments of the code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from xrt.engines.contract.options import RunOptions
 from xrt.engines.toolkit.memory import make_writable_alias
 from xrt.engines.xla import client
 from xrt.engines.xla.client import configure_tracing, get_client_device, summarize_error
-from xrt.engines.xla.export import is_known, lower_function
+from xrt.engines.xla.export import lower_function
+from xrt.engines.xla.kernels import MAX_KNOWN_ELEMENTS
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Function, TensorType, Value
 from xrt.graph.constants import ALIGNMENT, make_aligned_array
@@ -29,29 +30,27 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-# ---------------------------------------------------------------------- compile, save and load
 
 COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
-"""Options of XLA: round each result to its type, as ONNX does, also within a fused loop."""
+"""Options of XLA: round each result to its type, also within a fused loop, as ONNX specifies."""
 Call = Callable[..., Sequence[Any]]
 """``f(*inputs, *constants)`` returns the outputs as JAX arrays. Inputs may be NumPy arrays."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConstantArguments:
-    """The large constants of a Function, which are arguments of the compiled code after the inputs."""
+    """The large constants of a Function. The compiled code has them as arguments after the inputs."""
 
     names: tuple[str, ...]
     arrays: tuple[Any, ...]
-    """JAX arrays, which share the memory of constants that are aligned, and are copies of others."""
+    """JAX arrays. They share the memory of aligned constants, and are copies of others."""
     copied_bytes: int
-    """Total size of the copies."""
 
     @classmethod
     def from_function(cls, function: Function, device: Any) -> ConstantArguments:
-        """Make JAX arrays on the device for the large constants that the Function uses."""
+        """Make JAX arrays for the large constants that the Function uses."""
         used_names = dict.fromkeys(name for node in function.nodes for name in node.uses if name in function.constants)
-        names = tuple(name for name in used_names if not is_known(function.constants[name]))
+        names = tuple(name for name in used_names if function.constants[name].array.size > MAX_KNOWN_ELEMENTS)
         constants = [function.constants[name].array for name in names]
         with configure_tracing(device):
             arrays = tuple(jax.device_put(array, device) for array in constants)
@@ -60,13 +59,13 @@ class ConstantArguments:
 
 
 def shares_memory(array: np.ndarray[Any, Any], device_array: Any) -> bool:
-    """Whether a JAX array has the memory of the NumPy array that it was created from."""
+    """Whether a JAX array shares the memory of the NumPy array from which it was created."""
     return bool(array.__array_interface__["data"][0] == device_array.unsafe_buffer_pointer())
 
 
 @dataclass(frozen=True, slots=True)
 class XlaProgram:
-    """Compiled code and its constant arguments."""
+    """The compiled code of a Function and its constant arguments."""
 
     call: Call
     device: Any
@@ -74,8 +73,7 @@ class XlaProgram:
     code: Any
     """XLA's loaded executable."""
     donates_inputs: bool
-    """Whether a call may reuse the memory of an input for an output, so that a JAX array passed as input is invalid
-    afterwards."""
+    """Whether a call may overwrite an input, which invalidates it if it is a JAX array."""
 
     @property
     def workspace(self) -> int:
@@ -84,25 +82,24 @@ class XlaProgram:
 
 
 def compile_program(function: Function, threads: int) -> XlaProgram:
-    """Compile a Function for a number of threads. Raises CompileRefused in a forked child, and any error of JAX and XLA."""
+    """Compile a Function. Raises CompileRefused in a forked child that cannot compile, or any error of JAX and XLA."""
     if not client.clients.can_compile:
-        # XLA's compiler would abort the process, which cannot be caught.
+        # XLA's compiler would abort the process.
         reason = "XLA has compiled in the process that this one was forked from, and cannot do so in both"
-        # With an OSError as cause the error is not stored in the disk cache, because it holds for this process only.
+        # With an OSError as its cause, the disk cache does not store the error, which applies to this process only.
         raise CompileRefused(reason) from OSError("forked")
-    # Set before the compile, so that a child forked during it does not compile either.
+    # Set before the compile, so that a child that is forked during the compile does not compile either.
     client.clients.has_compiled = True
     device = get_client_device(threads)
     arguments = ConstantArguments.from_function(function, device)
     with client.fork_guard.hold(), configure_tracing(device):
         compiled = _lower_function(function, arguments, device).compile(compiler_options=COMPILER_OPTIONS)
-        # JAX converts 64-bit inputs to 32 bits unless x64 is enabled in the calling thread. Enabling it takes time.
-        call = _enable_x64(compiled) if _has_64_bit_inputs(function) else compiled
+        call = _enable_x64(compiled, function)
     return XlaProgram(call, device, arguments, compiled.runtime_executable(), bool(_list_donated_inputs(function)))
 
 
 def _lower_function(function: Function, arguments: ConstantArguments, device: Any) -> Any:
-    """Trace a Function to a JAX computation with the inputs and the constant arguments as parameters."""
+    """Trace a Function to a JAX computation whose arguments are the inputs and the constant arguments."""
     names = (*(value.name for value in function.inputs), *arguments.names)
     target = SingleDeviceSharding(device)
 
@@ -111,34 +108,28 @@ def _lower_function(function: Function, arguments: ConstantArguments, device: An
         inputs = [values[value.name] for value in function.inputs]
         return tuple(map(jnp.asarray, lower_function(function, inputs, {name: values[name] for name in arguments.names})))
 
-    # Keep unused inputs as arguments, because calls pass all inputs.
+    # Keep arguments for unused inputs, because calls pass all inputs.
     jitted = jax.jit(
         main, keep_unused=True, in_shardings=target, out_shardings=target, donate_argnums=_list_donated_inputs(function)
     )
-    return jitted.lower(*map(_make_shape_struct, function.inputs), *arguments.arrays)
-
-
-def _make_shape_struct(value: Value) -> Any:
-    assert isinstance(value.type, TensorType)  # support.py rejects all other types
-    return jax.ShapeDtypeStruct(value.type.shape or (), value.type.dtype.numpy)
+    types = [value.type for value in function.inputs if isinstance(value.type, TensorType)]  # support.py rejects other types
+    inputs = [jax.ShapeDtypeStruct(type_.shape or (), type_.dtype.numpy) for type_ in types]
+    return jitted.lower(*inputs, *arguments.arrays)
 
 
 def _list_donated_inputs(function: Function) -> tuple[int, ...]:
-    """List the indices of the inputs whose memory XLA may reuse for an output, because the Function declares them as aliases."""
-    indices = {value.name: index for index, value in enumerate(function.inputs)}
-    outputs = {value.name for value in function.outputs}
-    return tuple(sorted(indices[source] for source, output in function.aliases if output in outputs - indices.keys()))
+    """List the indices of the inputs that XLA may overwrite with an output, because the Function declares an alias for them."""
+    input_indices = {value.name: index for index, value in enumerate(function.inputs)}
+    # An output that is an input itself does not overwrite the other input.
+    computed_outputs = {value.name for value in function.outputs} - input_indices.keys()
+    return tuple(sorted(input_indices[source] for source, output in function.aliases if output in computed_outputs))
 
 
-TYPES_64_BIT = frozenset({"int64", "uint64", "float64"})
-
-
-def _has_64_bit_inputs(function: Function) -> bool:
-    """Whether the Function has an input that JAX would convert to 32 bits by default."""
-    return any(isinstance(value.type, TensorType) and str(value.type.dtype) in TYPES_64_BIT for value in function.inputs)
-
-
-def _enable_x64(compiled: Call) -> Call:
+def _enable_x64(compiled: Call, function: Function) -> Call:
+    """Make a call that accepts 64-bit inputs, which JAX otherwise converts to 32 bits; without such inputs, ``compiled``."""
+    types = [value.type for value in function.inputs]
+    if not any(isinstance(type_, TensorType) and type_.dtype.bits == 64 for type_ in types):
+        return compiled
     enable = jax.enable_x64
 
     def call(*operands: Any) -> Sequence[Any]:
@@ -165,27 +156,28 @@ def load_program(data: memoryview, function: Function, threads: int) -> XlaProgr
 
 
 def _make_call(code: Any, inputs: Sequence[Value], device: Any) -> Call:
-    """Make the function that calls loaded code. Inputs are not copied if XLA accepts their memory."""
-    count, devices, sharding = len(inputs), [device], SingleDeviceSharding(device)
+    """Make the function that calls loaded code. Inputs are copied only if they are not aligned for XLA."""
+    num_inputs, devices, sharding = len(inputs), [device], SingleDeviceSharding(device)
     types = [ShapedArray(value.type.shape, value.type.dtype.numpy) for value in inputs if isinstance(value.type, TensorType)]
     put, execute = xla_client.batched_device_put, code.execute
 
     def call(*operands: Any) -> Sequence[Any]:
-        buffers = [put(type_, sharding, [x], devices, enable_x64=True) for type_, x in zip(types, operands[:count], strict=True)]
-        return execute([*buffers, *operands[count:]])  # type: ignore[no-any-return]  # the library returns a list
+        pairs = zip(types, operands[:num_inputs], strict=True)
+        buffers = [put(type_, sharding, [x], devices, enable_x64=True) for type_, x in pairs]
+        return execute([*buffers, *operands[num_inputs:]])  # type: ignore[no-any-return]  # the library returns a list
 
     return call
 
 
 MAX_SYNCHRONOUSLY_COPIED_BYTES = 100 * 1024
-"""XLA copies unaligned inputs up to this size in the calling thread, and larger ones in another thread."""
+"""XLA copies an unaligned input of at most this size in the calling thread, and a larger one in another thread."""
 
 MAX_COPIED_BYTES = 32 * 1024
-"""Results up to this size are copied out of XLA's memory. For larger ones a writable alias is faster."""
+"""A result of at most this size is copied from XLA's memory. For a larger result, a writable view is faster."""
 
 
 class XlaExecutable(Executable):
-    """Runs compiled code. Calls share no state, so they may be concurrent."""
+    """Runs the compiled code of a Function."""
 
     outputs_are_fresh = True
 
@@ -195,23 +187,24 @@ class XlaExecutable(Executable):
         self._threads = threads
         self._clients = client.clients
         self._name = function.name
-        # Kept, because XLA can serialize only code that it compiled itself. If it serializes loaded code, the result lacks the
-        # fused loops, and a call of it fails with "Function ... not found".
+        # `save` needs these bytes. If XLA serialized loaded code, the result would lack the fused loops, and calls would fail
+        # with "Function ... not found".
         self.saved: memoryview | None = None
-        """The bytes that this was loaded from; None if it was compiled."""
+        """The bytes from which the code was loaded; None if it was compiled."""
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         out = options.host_buffers
-        # In a forked child, whose clients are new, reload the program for one of these.
+        # A forked child has new clients, so reload the program for one of these.
         program = self.program if self._clients is client.clients else self._reload()
         try:
-            # Convert the results here too, because JAX raises errors of the computation only then.
+            # Convert the results in this block, because JAX raises errors of the computation only then.
             results = [np.asarray(result) for result in program.call(*map(_align_input, inputs), *program.arguments.arrays)]
-        except Exception as cause:  # noqa: BLE001  # retried, and raised if that fails
+        except Exception as cause:  # noqa: BLE001  # `_retry` raises it if a second attempt fails too
             results = self._retry(inputs, cause)
         if out is None:
             return [_to_owned_array(result) for result in results]
-        return [_write_result(result, buffer) for result, buffer in zip(results, out, strict=True)]
+        pairs = zip(results, out, strict=True)
+        return [_to_owned_array(result) if buffer is None else fill(buffer, result) for result, buffer in pairs]
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
         call, constants, retry, run_anywhere = self.program.call, self.program.arguments.arrays, self._retry, self.run
@@ -222,21 +215,21 @@ class XlaExecutable(Executable):
                 return run_anywhere(inputs)
             try:
                 results = [np.asarray(result) for result in call(*map(_align_input, inputs), *constants)]
-            except Exception as cause:  # noqa: BLE001  # retried, in case user settings caused it, and raised if that fails
+            except Exception as cause:  # noqa: BLE001  # `retry` raises it if a second attempt fails too
                 results = retry(inputs, cause)
             return [_to_owned_array(result) for result in results]
 
         return run
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        """Make JAX arrays of the inputs once, if XLA can read them in place. Each call copies the results to ``outputs``."""
+        """If XLA can read the memory of the inputs, make JAX arrays of them only once."""
         program = self.program
         shared = _share_inputs(inputs, program)
         if shared is None:
             return super().bind(inputs, outputs)
         call = program.call
         operands = (*shared, *program.arguments.arrays)
-        # After a fork or a reload the JAX arrays belong to another client, so use the ordinary call.
+        # Used after a fork or a reload, because the JAX arrays belong to another client then.
         fallback = super().bind(inputs, outputs)
 
         def run() -> None:
@@ -244,7 +237,7 @@ class XlaExecutable(Executable):
                 return fallback()
             try:
                 results = [np.asarray(result) for result in call(*operands)]
-            except Exception:  # noqa: BLE001  # retried, in case user settings caused it, and raised if that fails
+            except Exception:  # noqa: BLE001  # the fallback raises it if a second attempt fails too
                 return fallback()
             for result, buffer in zip(results, outputs, strict=True):
                 fill(buffer, result)
@@ -253,16 +246,19 @@ class XlaExecutable(Executable):
         return run
 
     def _retry(self, inputs: Sequence[Any], cause: Exception) -> list[Array]:
-        """Call again without settings of JAX that break calls (debug_nans, disable_jit). Raises RunFailed if that fails too."""
+        """Call again without the user's settings of JAX, which may have failed the call (debug_nans, disable_jit).
+
+        Raises RunFailed with the first error if this attempt fails too.
+        """
         try:
             with configure_tracing(self.program.device):
                 return [np.asarray(result) for result in self.program.call(*inputs, *self.program.arguments.arrays)]
-        except Exception:  # noqa: BLE001  # the first error is more informative
+        except Exception:  # noqa: BLE001  # the first error says more
             raise RunFailed(f"XLA failed while it ran {self._name!r}: {summarize_error(cause)}") from cause
 
     def _reload(self) -> XlaProgram:
-        """Load the program to a client of this process, which was forked from the one that compiled or loaded it."""
-        # The first thread reloads the program. Others wait and then find it replaced.
+        """Load the program again, to a client of this process: a parent process has compiled or loaded it."""
+        # Only the first of several threads reloads the program.
         with client.clients.reload_lock:
             if self._clients is not client.clients:
                 if self.saved is None:
@@ -278,16 +274,16 @@ class XlaExecutable(Executable):
 
 
 def _share_inputs(inputs: Sequence[Array], program: XlaProgram) -> list[Any] | None:
-    """Make JAX arrays that share the memory of the inputs, so that they see later writes; None if one would be a copy."""
+    """Make JAX arrays that share the memory of the inputs. None if one would be a copy, or a call would invalidate it."""
     if program.donates_inputs:
-        return None  # a call would make the arrays invalid
+        return None
     with configure_tracing(program.device):
         arrays = [jax.device_put(x, program.device) for x in inputs]
     return arrays if all(shares_memory(x, array) for x, array in zip(inputs, arrays, strict=True)) else None
 
 
 def _align_input(x: Any) -> Any:
-    """Copy a large input that is not aligned to an aligned array. Otherwise XLA would copy it, and compute, in another thread."""
+    """Copy a large unaligned input to an aligned array. XLA would copy it in another thread, and compute in that thread too."""
     if not isinstance(x, np.ndarray) or x.nbytes <= MAX_SYNCHRONOUSLY_COPIED_BYTES or x.ctypes.data % ALIGNMENT == 0:
         return x
     aligned = make_aligned_array(x.shape, x.dtype)
@@ -296,11 +292,7 @@ def _align_input(x: Any) -> Any:
 
 
 def _to_owned_array(view: Array) -> Array:
-    """Convert a read-only result to an array that the caller may write to: a copy if it is small, else an alias."""
+    """Make a writable array of a read-only result: a copy if it is small, otherwise a view."""
     if view.nbytes <= MAX_COPIED_BYTES:
         return view.copy()
     return make_writable_alias(view)
-
-
-def _write_result(view: Array, buffer: Array | None) -> Array:
-    return _to_owned_array(view) if buffer is None else fill(buffer, view)

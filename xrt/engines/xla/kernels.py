@@ -1,7 +1,8 @@
-"""The kernels of the xla engine: the shared kernels with a JAX namespace, and replacements where XLA needs other code.
+"""The kernels of the xla engine: the shared kernels with a JAX namespace, and kernels that replace them where XLA needs other
+code.
 
-A kernel runs once, while its node is traced. An operand is either traced, which means that it has a shape and a dtype but no
-elements, or *known*. A known operand is a NumPy array: a small constant, or a value computed from shapes and known operands.
+A kernel is called once, when its node is traced. An operand is either *traced*: a JAX array with a shape and a dtype but without
+elements. Or it is *known*: a NumPy array of a small constant, or of a value that is computed from shapes and known operands.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ NUMPY = ArrayNamespace(np)
 
 ops = shared.extend("xla")
 MAX_KNOWN_ELEMENTS = 1024
-"""A result with more elements is traced, even if its operands are known."""
+"""A larger constant is an argument of the compiled code instead of a part of it, and a larger result is traced, even if its
+operands are known."""
 
 
 def register_lowering(*op_types: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a kernel ``f(ctx, *operands)`` to register it in place of the shared kernel. ``ctx`` is a `LoweringContext`."""
+    """Make a decorator that registers a kernel ``f(ctx, *operands)`` instead of the shared kernel (see `LoweringContext`)."""
 
     def register(lowering: Callable[..., Any]) -> Callable[..., Any]:
         ops(*op_types, priority=1, **options)(lambda node, ctx: partial(lowering, ctx))
@@ -53,7 +55,7 @@ def register_lowering(*op_types: str, **options: Any) -> Callable[[Callable[...,
 
 
 class JaxNamespace:
-    """The functions of ``jax.numpy``, and the methods of `ArrayNamespace`. All of them can be traced."""
+    """The namespace for traced operands: the functions of ``jax.numpy``, and the methods of `ArrayNamespace`."""
 
     narrow = NARROW_FLOATS
     product_dtype: Any = np.int32
@@ -88,17 +90,17 @@ class JaxNamespace:
             largest = float(jnp.finfo(to.numpy).max)
             x = jnp.clip(x.astype(np.float32) if x.dtype.itemsize < 4 else x, -largest, largest)
         if to.is_integer and to.bits < 8:
-            x = x.astype(np.int32)  # ONNX specifies that integers keep their lowest bits; XLA would clamp a float
+            x = x.astype(np.int32)  # in ONNX, integers keep their lowest bits; from a float, XLA would clamp
         if x.dtype == np.bool_ and to.is_float:
-            # For a product with a converted boolean, XLA would select zero where it is false, although NaN times zero is NaN.
+            # XLA simplifies the product of x and a converted boolean: where it is false the result is 0, also if x is NaN.
             return jnp.where(x, to.numpy.type(1), to.numpy.type(0))
         return x.astype(to.numpy)
 
     def subtract_max(self, x: Operand, axis: int) -> Operand:
-        """Subtract the maximum along the axis, so that the largest element becomes exactly zero.
+        """Subtract the maximum along the axis. The largest element becomes exactly zero.
 
-        With a plain subtraction it would not: if ``x`` is a product, XLA computes it again in an FMA, without rounding, so that
-        large elements would differ from the maximum by hundreds.
+        With a plain subtraction it would not: if ``x`` is a product, XLA fuses product and subtraction to an FMA without rounding
+        the product. For large elements, the difference to the rounded maximum may be hundreds.
         """
         maximum = jnp.max(x, axis=axis, keepdims=True, initial=-jnp.inf)
         return jnp.where(x == maximum, maximum - maximum, x - maximum)
@@ -143,10 +145,10 @@ class JaxNamespace:
             following = advance(part, states)
             if lengths is None:
                 return following, following[0]
-            # After its end a sequence keeps its states, and its output is zero.
-            alive = (time < lengths)[:, None]
-            states = tuple(jnp.where(alive, new, old) for new, old in zip(following, states, strict=True))
-            return states, jnp.where(alive, states[0], 0)
+            # After the end of a sequence its states do not change, and its output is zero.
+            is_active = (time < lengths)[:, None]
+            states = tuple(jnp.where(is_active, new, old) for new, old in zip(following, states, strict=True))
+            return states, jnp.where(is_active, states[0], 0)
 
         first = tuple(map(jnp.asarray, states))
         last, history = jax.lax.scan(step, first, (jnp.arange(len(gates)), gates), reverse=backwards)
@@ -157,7 +159,7 @@ JAX = JaxNamespace()
 
 
 def _combine_windows(placement: Placement, x: Operand, combine: Any, neutral: Any) -> Operand:
-    """Combine the elements of each window of ``x`` (N, C, *spatial). Padding has the value ``neutral``."""
+    """Combine the elements of each window of ``x`` (N, C, *spatial). The padding has the value ``neutral``."""
     window = placement.window
     return jax.lax.reduce_window(
         x,
@@ -171,10 +173,10 @@ def _combine_windows(placement: Placement, x: Operand, combine: Any, neutral: An
 
 
 def make_sum_factory(name: str) -> Factory:
-    """Make the factory of the kernel of Add or Sub. A barrier prevents that XLA merges sums with constants.
+    """Make the factory for the kernels of Add or Sub.
 
-    XLA would change ``(x + a) + b`` to ``x + (a + b)``, which rounds differently. The barrier does not prevent fusion, because
-    XLA removes it before.
+    XLA would change ``(x + a) + b`` with constants a and b to ``x + (a + b)``, which is rounded differently. A barrier prevents
+    this. It does not prevent fusion, because XLA removes barriers before.
     """
 
     def factory(node: Node, ctx: NodeContext) -> Run:
@@ -196,13 +198,8 @@ def _is_integer(x: Operand) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.integer))
 
 
-@register_binary(ops, "Pow")
-def power(node: Node, ctx: NodeContext) -> Run:
-    return _power
-
-
 def _power(base: Operand, exponent: Operand) -> Operand:
-    """Compute powers in the type of ``base``. Integers to negative or fractional powers are computed in float64 and truncated."""
+    """Compute powers in the type of ``base``. Other than natural powers of integers are computed in float64 and truncated."""
     if not _is_integer(base):
         return jnp.power(base, exponent.astype(base.dtype))
     if not _is_integer(exponent):
@@ -214,22 +211,18 @@ def _power(base: Operand, exponent: Operand) -> Operand:
     return jnp.where(exponent < 0, truncated, powers)
 
 
-@register_lowering("DFT", until=19)
-def dft_by_attribute(ctx: LoweringContext, x: Operand, length: Operand = None) -> Operand:
-    return _fourier_transform(ctx, x, None if length is None else ctx.get_ints(length, 1)[0], ctx.attr("axis", 1))
+register_binary(ops, "Pow")(lambda node, ctx: _power)
 
 
-@register_lowering("DFT", since=20)
-def dft(ctx: LoweringContext, x: Operand, length: Operand = None, axis: Operand = None) -> Operand:
-    return _fourier_transform(
-        ctx, x, None if length is None else ctx.get_ints(length, 1)[0], -2 if axis is None else ctx.get_ints(axis, 2)[0]
-    )
-
-
-def _fourier_transform(ctx: LoweringContext, x: Operand, length: int | None, axis: int) -> Operand:
-    """Compute a DFT of ``length`` (None: the whole axis). The last axis of ``x`` has real parts, or real and imaginary parts."""
-    axis, onesided, inverse = axis % x.ndim, ctx.attr("onesided", 0), ctx.attr("inverse", 0)
-    # In float32 XLA's transform has errors of 1e-5 where sums cancel. The inverse transform divides them by the length.
+@register_lowering("DFT")
+def dft(ctx: LoweringContext, x: Operand, length_operand: Operand = None, axis_operand: Operand = None) -> Operand:
+    """The last axis of ``x`` holds the real part, or the real and the imaginary part."""
+    length = None if length_operand is None else ctx.get_ints(length_operand, 1)[0]
+    # Since version 20 the axis is an input, with another default.
+    default_axis = ctx.attr("axis", 1) if ctx.version < 20 else -2
+    axis = (default_axis if axis_operand is None else ctx.get_ints(axis_operand, 2)[0]) % x.ndim
+    onesided, inverse = ctx.attr("onesided", 0), ctx.attr("inverse", 0)
+    # In float32, XLA's transform has errors of 1e-5 in sums that cancel. The inverse transform divides the errors by the length.
     wide = x if inverse else x.astype(jnp.float64)
     signal = jax.lax.complex(wide[..., 0], wide[..., 1] if x.shape[-1] == 2 else jnp.zeros_like(wide[..., 0]))
     n = length or x.shape[axis]
@@ -244,32 +237,28 @@ def _fourier_transform(ctx: LoweringContext, x: Operand, length: int | None, axi
 @register_lowering("Expand")
 def expand(ctx: LoweringContext, x: Operand, target: Operand) -> Operand:
     extents = np.broadcast_shapes(x.shape, ctx.get_ints(target, 1))
-    return (np if _is_small(x, extents) else jnp).broadcast_to(x, extents)
+    return _choose_module(prod(extents), x).broadcast_to(x, extents)
 
 
-def _is_small(x: Operand, extents: Sequence[int]) -> bool:
-    """Whether an operand is known, and a result of these extents may be too."""
-    return isinstance(x, np.ndarray) and prod(extents) <= MAX_KNOWN_ELEMENTS
+def _choose_module(size: int, *operands: Operand) -> Any:
+    """Return NumPy if the operands are known and the result has few elements (``size``), otherwise ``jax.numpy``."""
+    are_known = all(isinstance(x, np.ndarray) for x in operands)
+    return np if are_known and size <= MAX_KNOWN_ELEMENTS else jnp
 
 
 @register_lowering("Tile", since=6)
 def tile(ctx: LoweringContext, x: Operand, repeats: Operand) -> Operand:
     counts = ctx.get_ints(repeats, 1)
-    is_small = isinstance(x, np.ndarray) and x.size * prod(counts) <= MAX_KNOWN_ELEMENTS
-    return (np if is_small else jnp).tile(x, counts)
+    return _choose_module(x.size * prod(counts), x).tile(x, counts)
 
 
-@register_lowering("Pad", since=2, until=10)
-def pad_by_attributes(ctx: LoweringContext, x: Operand) -> Operand:
-    return JAX.pad_axes(x, ctx.attr("pads"), ctx.attr("mode", "constant"), ctx.attr("value", 0.0))
-
-
-@register_lowering("Pad", since=11)
-def pad(ctx: LoweringContext, x: Operand, pads: Operand, value: Operand = None, axes: Operand = None) -> Operand:
+@register_lowering("Pad", since=2)
+def pad(ctx: LoweringContext, x: Operand, pads: Operand = None, value: Operand = None, axes: Operand = None) -> Operand:
+    mode = ctx.attr("mode", "constant")
+    if ctx.version < 11:
+        return JAX.pad_axes(x, ctx.attr("pads"), mode, ctx.attr("value", 0.0))
     fill = 0 if value is None else value.reshape(())
-    return JAX.pad_axes(
-        x, ctx.get_ints(pads, 1), ctx.attr("mode", "constant"), fill, None if axes is None else ctx.get_ints(axes, 3)
-    )
+    return JAX.pad_axes(x, ctx.get_ints(pads, 1), mode, fill, None if axes is None else ctx.get_ints(axes, 3))
 
 
 @register_lowering("Constant")
@@ -284,8 +273,7 @@ def constant(ctx: LoweringContext) -> Operand:
 def constant_of_shape(ctx: LoweringContext, shape: Operand) -> Operand:
     extents, fill = ctx.get_ints(shape, 0), ctx.attr("value")
     value = np.zeros((), np.float32) if fill is None else fill.array.reshape(())
-    xp: Any = np if prod(extents) <= MAX_KNOWN_ELEMENTS else jnp
-    return xp.full(extents, value, dtype=value.dtype)
+    return _choose_module(prod(extents)).full(extents, value, dtype=value.dtype)
 
 
 @register_lowering("EyeLike")
@@ -296,17 +284,17 @@ def eye_like(ctx: LoweringContext, x: Operand) -> Operand:
 
 @register_lowering("Range")
 def range_(ctx: LoweringContext, start: Operand, limit: Operand, delta: Operand) -> Operand:
-    """Element i is ``start + i * delta``. Floats under 32 bits are computed in float32."""
+    """Element i is ``start + i * delta``. Floats with fewer than 32 bits are computed in float32."""
     first, end, step = (ctx.get_constant(v, i).reshape(()).item() for i, v in enumerate((start, limit, delta)))
     count = max(0, ceil((end - first) / step))
     wide = np.dtype(np.float32) if start.dtype in NARROW_FLOATS else start.dtype
-    xp: Any = np if count <= MAX_KNOWN_ELEMENTS else jnp
-    return (wide.type(first) + xp.arange(count, dtype=wide) * wide.type(step)).astype(start.dtype)
+    indices = _choose_module(count).arange(count, dtype=wide)
+    return (wide.type(first) + indices * wide.type(step)).astype(start.dtype)
 
 
 @register_lowering("Dropout", since=7)
 def dropout(ctx: LoweringContext, x: Operand, ratio: Operand = None, training: Operand = None) -> Operand:
-    """Return x unchanged, as in inference, and a mask of ones. Before version 10 the mask has the dtype of x."""
+    """In inference, the result is x and a mask of ones. Before version 10 the mask has the dtype of x."""
     mask = jnp.ones(x.shape, bool if ctx.version >= 10 else x.dtype)
     return (x, mask) if ctx.wants(1) else x
 
@@ -318,7 +306,7 @@ def bit_cast(ctx: LoweringContext, x: Operand) -> Operand:
 
 @register_lowering("ConvTranspose")
 def conv_transpose(ctx: LoweringContext, x: Operand, w: Operand, bias: Operand = None) -> Operand:
-    """The gradient of a convolution: x, with zeros between its elements for the strides, is convolved with the flipped kernel."""
+    """Convolve x with the flipped kernel, after inserting zeros between the elements of x for strides."""
     window, group = make_window(ctx.node, w.shape[2:]), ctx.attr("group", 1)
 
     def compute(x: Operand, w: Operand, bias: Operand) -> Operand:
@@ -330,7 +318,7 @@ def conv_transpose(ctx: LoweringContext, x: Operand, w: Operand, bias: Operand =
 
 
 def _convolve_transposed(x: Operand, w: Operand, window: Window, group: int) -> Operand:
-    """Compute a transposed convolution without pads, which would crop the result."""
+    """Compute a transposed convolution without cropping the result by the pads."""
     parts = jnp.asarray(w).reshape(group, w.shape[0] // group, *w.shape[1:]).swapaxes(1, 2)
     flipped = jnp.flip(parts.reshape(-1, *parts.shape[2:]), range(2, w.ndim))
     return jax.lax.conv_general_dilated(
@@ -345,11 +333,10 @@ def _convolve_transposed(x: Operand, w: Operand, window: Window, group: int) -> 
     )
 
 
-# Loops are not unrolled for speed: for 2 to 32 iterations of MatMul, Tanh and Add (8x8 and 128x128), unrolled and scanned code
-# took the same time, and compiling the unrolled code up to twice as long. But only unrolled code supports values that change
-# shape.
 MAX_UNROLLED_ITERATIONS = 8
-"""A loop with a known trip count of at most this is unrolled, so that shapes may change between iterations."""
+"""A loop with a known trip count of at most this is unrolled, because only then shapes may change between iterations. It is not
+faster: for 2 to 32 iterations of MatMul, Tanh and Add (8x8 and 128x128) both take the same time, and compiling up to twice as
+long."""
 
 
 @register_lowering("If")
@@ -357,32 +344,32 @@ def if_(ctx: LoweringContext, condition: Operand) -> tuple[Operand, ...]:
     then, otherwise = ctx.make_body_tracer("then_branch"), ctx.make_body_tracer("else_branch")
     if isinstance(condition, np.ndarray):
         return tuple((then if condition.reshape(()) else otherwise)([]))
-    # JAX traces both branches, and their results must have equal types: convert known ones to JAX arrays.
+    # JAX traces both branches, whose results must have equal types, so convert known results to JAX arrays.
     branches = (lambda: tuple(map(jnp.asarray, then([]))), lambda: tuple(map(jnp.asarray, otherwise([]))))
     return tuple(jax.lax.cond(condition.reshape(()), *branches))
 
 
 class _ConditionNotKnownError(Exception):
-    """The body of a loop computes its condition from traced values, so it is not known while tracing."""
+    """The condition that the body of a loop computes is traced, or it is known and False."""
 
 
 @register_lowering("Loop")
 def loop(ctx: LoweringContext, trips: Operand = None, condition: Operand = None, *carried: Operand) -> tuple[Operand, ...]:
-    """Run the body while its condition holds, at most ``trips`` times. Returns the carried values, then the scan outputs."""
+    """Run the body while the condition is true, at most ``trips`` times. Returns the carried values, then the scan outputs."""
     tracer = _LoopTracer(ctx, len(carried))
-    # With a condition that is false at the start, no iteration runs.
+    # If the condition is False at the start, no iteration runs.
     if isinstance(condition, np.ndarray) and not condition.reshape(()):
         trips, condition = np.array(0), None
     if isinstance(trips, np.ndarray) and (condition is None or isinstance(condition, np.ndarray)):
         try:
             return tracer.trace_counted(int(trips.reshape(())), carried)
         except _ConditionNotKnownError:
-            pass  # trace it again, as a while loop
+            pass  # trace it as a while loop instead
     return tracer.trace_while(trips, condition, carried)
 
 
 class _LoopTracer:
-    """Traces a Loop: unrolled, as a scan, or as a while loop."""
+    """Traces a Loop as unrolled code, as a scan, or as a while loop."""
 
     def __init__(self, ctx: LoweringContext, n_carried: int) -> None:
         self._ctx = ctx
@@ -390,15 +377,15 @@ class _LoopTracer:
         self._num_carried = n_carried
 
     def trace_counted(self, trips: int, carried: Sequence[Operand]) -> tuple[Operand, ...]:
-        """Trace a loop with a known trip count. Raises _ConditionNotKnownError if the condition might end it earlier."""
-        # For no iterations use `scan` too: it traces the body once to determine the types of the scan outputs.
+        """Trace a loop with a known trip count. Raises _ConditionNotKnownError if the condition may end it earlier."""
+        # Use a scan for zero iterations too, because it traces the body, which determines the types of the scan outputs.
         if 0 < trips <= MAX_UNROLLED_ITERATIONS:
             return self._unroll(trips, list(carried))
         last, stacks = jax.lax.scan(self._step, tuple(map(jnp.asarray, carried)), jnp.arange(trips), length=max(trips, 0))
         return *last, *stacks
 
     def _step(self, carried: tuple[Operand, ...], trip: Operand) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:
-        """Run one iteration of a scan; return the carried values and the values of the scan outputs."""
+        """Trace one iteration of a scan. Returns the carried values, and the values of the scan outputs."""
         flag, *results = self._body([trip, np.array(True), *carried])
         if not isinstance(flag, np.ndarray) or not flag.reshape(()):
             raise _ConditionNotKnownError
@@ -406,19 +393,19 @@ class _LoopTracer:
         return arrays[: self._num_carried], arrays[self._num_carried :]
 
     def _unroll(self, trips: int, carried: list[Operand]) -> tuple[Operand, ...]:
-        rows: list[list[Operand]] = []
+        scanned: list[list[Operand]] = []
         for trip in range(trips):
-            flag, *results = self._body([np.array(trip, np.int64), np.array(True), *carried])
+            condition, *results = self._body([np.array(trip, np.int64), np.array(True), *carried])
             carried = results[: self._num_carried]
-            rows.append(results[self._num_carried :])
-            if not isinstance(flag, np.ndarray):
+            scanned.append(results[self._num_carried :])
+            if not isinstance(condition, np.ndarray):
                 raise _ConditionNotKnownError
-            if not flag.reshape(()):
+            if not condition.reshape(()):
                 break
-        return *carried, *(jnp.stack(column) for column in zip(*rows, strict=True))
+        return *carried, *(jnp.stack(values) for values in zip(*scanned, strict=True))
 
     def trace_while(self, trips: Operand, condition: Operand, carried: Sequence[Operand]) -> tuple[Operand, ...]:
-        """Trace a loop whose trip count is known only at run time. Raises CompileRefused if it has scan outputs."""
+        """Trace a loop whose trip count is known only at run time. Raises CompileRefused if the loop has scan outputs."""
         n_scanned = len(self._ctx.attr("body").outputs) - 1 - self._num_carried
         if n_scanned:
             raise self._ctx.refuse(

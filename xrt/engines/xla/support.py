@@ -1,4 +1,4 @@
-"""Decide whether XLA supports a node: by explicit rules, then by tracing the single node."""
+"""Decide whether XLA supports a node: by its operator and types, and by tracing the node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from xrt.engines.toolkit.support import LibrarySupport, NodeQuery, explain_disagreement, list_used_outputs, why_not_defined
 from xrt.engines.xla.client import configure_tracing, get_client_device, summarize_error
-from xrt.engines.xla.export import MAX_KNOWN_CONSTANT_ELEMENTS, lower_function
+from xrt.engines.xla.export import lower_function
+from xrt.engines.xla.kernels import MAX_KNOWN_ELEMENTS
 from xrt.engines.xla.tables import DTYPES, SMALL_DTYPE_OPS, SMALL_DTYPES
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node, TensorType, Type
@@ -30,18 +31,18 @@ def _why_not_type(node: Node, name: str, type_: Type) -> str | None:
 
 def _try_node(node: Node, function: Function) -> str | None:
     return _why_not_traceable(
-        NodeQuery.of(node, function, limit=MAX_KNOWN_CONSTANT_ELEMENTS, outputs=list_used_outputs(node, function))
+        NodeQuery.from_node(node, function, limit=MAX_KNOWN_ELEMENTS, outputs=list_used_outputs(node, function))
     )
 
 
 @lru_cache(maxsize=8192)
 def _why_not_traceable(query: NodeQuery) -> str | None:
-    """Trace the single node (a few ms); return the reason if that fails or infers other result types than ONNX, else None."""
+    """Trace the node, in a few ms. Explain why that fails or results in other types than ONNX declares; or return None."""
     function = query.to_function()
     (node,) = function.nodes
     inputs = [jax.ShapeDtypeStruct(v.type.shape, v.type.dtype.numpy) for v in function.inputs if isinstance(v.type, TensorType)]
     try:
-        # `eval_shape` determines only shapes and types. It compiles and computes nothing.
+        # `eval_shape` only determines shapes and types.
         with configure_tracing(get_client_device(1)):
             results = jax.eval_shape(lambda *operands: [jnp.asarray(x) for x in lower_function(function, operands, {})], *inputs)
     except CompileRefused as refused:
@@ -51,4 +52,6 @@ def _why_not_traceable(query: NodeQuery) -> str | None:
     return explain_disagreement("XLA", node.op, [TensorType(DType.of(x), x.shape) for x in results], query.required_types)
 
 
-_SUPPORT = LibrarySupport(operator=(why_not_defined,), why_not_type=_why_not_type, typed="inputs", tables=(), answer=_try_node)
+_SUPPORT = LibrarySupport(
+    operator=(why_not_defined,), why_not_type=_why_not_type, known_types="inputs", tables=(), query=_try_node
+)

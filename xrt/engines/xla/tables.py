@@ -1,4 +1,4 @@
-"""Tables of the xla engine: element types, and operators that NumPy computes while a Function is traced."""
+"""Tables of the xla engine: supported element types, and operators that NumPy computes while JAX traces a Function."""
 
 from __future__ import annotations
 
@@ -23,11 +23,23 @@ NUMPY_OPS = frozenset(
         *("Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitwiseAnd", "BitwiseNot", "BitwiseOr"),
         *("BitwiseXor", "Cast", "CastLike", "Ceil", "Concat", "Cos", "Cosh", "Div", "Equal", "Exp", "Flatten", "Floor", "Gather"),
         *("Greater", "GreaterOrEqual", "Identity", "IsNaN", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul"),
-        *("Neg", "Not"),
-        *("Or", "Reciprocal", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Round", "Sign", "Sin", "Sinh"),
+        *(
+            "Neg",
+            "Not",
+            "Or",
+            "Reciprocal",
+            "ReduceMax",
+            "ReduceMin",
+            "ReduceProd",
+            "ReduceSum",
+            "Reshape",
+            "Round",
+            "Sign",
+            "Sin",
+            "Sinh",
+        ),
         *("Slice", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tan", "Tanh", "Transpose", "Unsqueeze", "Where", "Xor"),
     }
 )
-"""Operators that NumPy computes while tracing if all operands are known. Models compute shapes with them, and other operators
-need
-known shapes."""
+"""Operators that NumPy computes during tracing if all operands are known. Models compute shapes with these operators, and
+operators such as Reshape need known shapes."""

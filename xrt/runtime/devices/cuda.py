@@ -63,7 +63,7 @@ class CudaDevice(Device):
     def address(self, value: Any) -> int:
         return int(value.data.ptr if isinstance(value, self._cupy.ndarray) else value.ptr)
 
-    def at(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Array:
+    def view_memory(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Array:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         memory = self._cupy.cuda.UnownedMemory(address, nbytes, owner, self.index)
         return self._cupy.ndarray(tuple(shape), dtype, self._cupy.cuda.MemoryPointer(memory, 0))

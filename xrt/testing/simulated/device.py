@@ -104,7 +104,7 @@ class SimulatedDevice(Device):
     def address(self, value: Any) -> int:
         raise TypeError("a simulated device has no addresses that a library could be handed")
 
-    def at(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Any:
+    def view_memory(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Any:
         raise TypeError("a simulated device has no addresses that a library could be handed")
 
     def owns(self, value: object) -> bool:

@@ -257,7 +257,7 @@ int32_t why_not(const xrt_node *node, xrt_text why) {
   const auto rank = static_cast<size_t>(node->inputs[0].ndim);
   return catch_errors(why, [&] {
     if (rank == 0 || reduced_axes(*node, rank)[rank - 1]) return static_cast<int32_t>(XRT_OK);
-    return refuse(why, "the kernel supports only reductions that include the last axis");
+    return refuse(why, "the kernel requires a reduction of the last axis");
   });
 }
 
