@@ -5,8 +5,7 @@ single engine that is installed. Engines that fail, or are far slower, are skipp
 
     python benchmarks/auto.py [--quick] [--json] [--budget S] [--seconds S] [--model MODEL]... [--engines ort,xla] [--store DIR]
 
-``--store`` keeps decisions and results in a directory, where an interrupted run continues; ``--compare-again`` repeats the
-comparisons only.
+``--store`` keeps decisions and results in a directory, where an interrupted run continues.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -27,9 +26,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))  # also if a test imports this module
 
 from auto_figures import add_probes, make_row, select_engines
-from output import ChildFailed, limit_pools, print_figures, run_python
+from output import ChildFailed, limit_pools, make_parser, print_figures, run_python
 
-from xrt.bench import RatioInterval, machine
+from xrt.bench import machine
 from xrt.engines.contract.registry import probe_all
 from xrt.engines.contract.spec import split_specs
 from xrt.measure.statistics import compute_geometric_mean
@@ -76,25 +75,21 @@ def run_step(step: str, request: Mapping[str, Any], limit: float) -> dict[str, A
         return {"failed": str(error)}
 
 
-def compute_once(store: str, name: str, compute: Any, *, again: bool = False) -> dict[str, Any]:
-    """Return the stored result of this name; compute and store it if there is none, or if ``again``."""
-    path = get_result_path(store, name)
-    if path.exists() and not again:
+def compute_once(store: str, name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the stored result of this name; compute and store it if there is none."""
+    path = Path(store, "results", "".join(char if char.isalnum() else "-" for char in name) + ".json")
+    if path.exists():
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    result: dict[str, Any] = compute()
+    result = compute()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result), encoding="utf-8")
     return result
 
 
-def get_result_path(store: str, name: str) -> Path:
-    return Path(store, "results", "".join(c if c.isalnum() else "-" for c in name) + ".json")
-
-
 # ---------------------------------------------------------------------- one model
 
 
-def measure(model: str, options: Options, *, again: bool) -> dict[str, Any]:
+def measure(model: str, options: Options) -> dict[str, Any]:
     """Search on one model, try engines that the search did not measure, and compare."""
     limit = options.budget + options.patience
     tuned = compute_once(options.store, f"tune {model}", lambda: run_step("tune", options.make_request(model), limit))
@@ -106,7 +101,7 @@ def measure(model: str, options: Options, *, again: bool) -> dict[str, Any]:
     request = options.make_request(model, singles=[name for name in options.engines if name in singles])
     compared = {"failed": "nothing was decided"}
     if "failed" not in tuned:
-        compared = compute_once(options.store, f"compare {model}", lambda: compare(request, limit), again=again)
+        compared = compute_once(options.store, f"compare {model}", lambda: compare(request, limit))
     return {"model": model, "tuned": tuned, "slow": {**slow, **more}, "compared": compared}
 
 
@@ -133,14 +128,13 @@ def compare(request: dict[str, Any], limit: float) -> dict[str, Any]:
 # ---------------------------------------------------------------------- all models
 
 
-def measure_all(options: Options, *, again: bool = False) -> dict[str, Any]:
-    """Measure all models."""
+def measure_all(options: Options) -> dict[str, Any]:
     start, load = time.perf_counter(), os.getloadavg()[0]
     records = []
     for number, model in enumerate(options.models, 1):
-        log(f"[{number}/{len(options.models)}] {model}", start)
-        records.append(measure(model, options, again=again))
-        log(f"    {describe(make_row(records[-1]))}", start)
+        elapsed = time.perf_counter() - start
+        print(f"{elapsed:6.0f} s  [{number}/{len(options.models)}] {model}", file=sys.stderr, flush=True)
+        records.append(measure(model, options))
     rows = [make_row(record) for record in records]
     return {
         "machine": machine(),
@@ -166,22 +160,8 @@ def compute_mean(records: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[st
     return None if mean is None else {**asdict(mean), "models": len(pairs)}
 
 
-def log(text: str, start: float) -> None:
-    print(f"{time.perf_counter() - start:6.0f} s  {text}", file=sys.stderr, flush=True)
-
-
-def describe(row: Mapping[str, Any]) -> str:
-    """The figures of a model in one line."""
-    if row["verdict"] == "none":
-        return f"no figure: {row['why']}"
-    left = f"; not compared: {', '.join(row['left'])}" if row["left"] else ""
-    ms = ", ".join(f"{name} {value:.3g}" for name, value in sorted(row["ms"].items(), key=lambda item: item[1]))
-    return f"{row['verdict']:4} {RatioInterval(**row['gain'])} x {row['best']}; plan {row['plan']}; ms: {ms}{left}"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser = make_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="two small models on ort and toy: shows that it works")
     parser.add_argument("--model", action="append", help="a model; repeat for several (default: all shipped models)")
     parser.add_argument("--engines", help="engines (default: all that are ready)")
@@ -191,10 +171,9 @@ def main() -> None:
         "--threads", type=int, default=count_available_cores(), help="threads of each engine (default: all cores)"
     )
     parser.add_argument("--store", help="a directory for results, to continue an interrupted run")
-    parser.add_argument("--compare-again", action="store_true", help="with --store: repeat the comparisons")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="xrt-auto-") as folder:
-        figures = measure_all(make_options(arguments, arguments.store or folder), again=arguments.compare_again)
+        figures = measure_all(make_options(arguments, arguments.store or folder))
     print_figures("auto", figures, as_json=arguments.json)
 
 

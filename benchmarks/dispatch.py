@@ -11,8 +11,6 @@ that call the engine.
 
 from __future__ import annotations
 
-import argparse
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -20,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from output import print_figures
+from output import make_parser, open_session, print_figures
 
 import xrt
 from xrt.bench import Timing, interleave, machine, ratio
@@ -43,13 +41,7 @@ def relu(*shape: int) -> Function:
 
 
 def own_ort(function: Function, threads: int) -> Call:
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    model = onnx_format.lowest_model(function).SerializeToString()
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = open_session(onnx_format.lowest_model(function).SerializeToString(), threads)
     name = function.inputs[0].name
     return lambda x: session.run(None, {name: x})[0]
 
@@ -160,8 +152,7 @@ def in_turn(variants: Mapping[str, Call], pool: ThreadPoolExecutor, size: int, c
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=20, help="interleaved rounds (default 20)")
     parser.add_argument("--engines", default="toy,ort,tvm", help="which engines (default toy,ort,tvm)")
     parser.add_argument("--floats", type=int, default=1 << 20, help="elements of the large output (default 2**20)")

@@ -13,11 +13,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from time import perf_counter
+from functools import partial
 from typing import Any
 
 import numpy as np
-from output import print_figures
+from output import make_parser, print_figures
 
 import xrt
 from xrt import ops
@@ -27,12 +27,14 @@ from xrt.cache import CompileCache
 from xrt.errors import OptionError, PlanError
 from xrt.formats.onnx.inference import node_types
 from xrt.graph import DType, Function, TensorType
-from xrt.measure.statistics import compute_round_ratio
+from xrt.measure.statistics import compute_round_ratio, take_turns
+from xrt.measure.timing import seconds_per_call
 
 ENGINES = ("ort", "openvino", "tvm", "iree")
-NEW = 3
-"""Number of new sizes, of each of which the first call is measured."""
-
+POLICIES = ("one", "each")
+"""Values of the option ``shapes``: one program for all sizes, or a program for each size."""
+NEW_SIZES = 3
+"""Number of sizes that no call has used before; the first call of each is measured."""
 
 RNG = np.random.default_rng(0)
 
@@ -101,45 +103,39 @@ def measure(engine: str, name: str, arguments: argparse.Namespace) -> dict[str, 
     build, shape = MODELS[name]
     function = trace(build, TensorType(DType.FLOAT32, shape), opsets=20, name=name, inference=node_types)
     sizes = [int(size) for size in arguments.sizes.split(",")]
-    policies: list[Any] = ["one", "each"]
     options: dict[str, Any] = {"threads": arguments.threads, "strict": True, "progress": False}
     try:
-        modules = [xrt.XRTModule(function, engine, shapes=policy, cache=CompileCache(), **options) for policy in policies]
-        modules[0](make_input(function, max(sizes)))
+        modules = {
+            policy: xrt.XRTModule(function, engine, shapes=policy, cache=CompileCache(), **options)  # type: ignore[arg-type]
+            for policy in POLICIES
+        }
+        modules["one"](make_input(function, max(sizes)))
     except (OptionError, PlanError) as error:
         print(f"{engine} {name}: {str(error).splitlines()[0]}", file=sys.stderr)
         return None
-    inputs = {size: make_input(function, size) for size in sizes}
     rows = []
-    for size, x in inputs.items():
-        results = [module(x) for module in modules]
-        difference = float(np.abs(results[0] - results[1]).max() / np.abs(results[1]).max())
-        times: list[list[float]] = [[], []]
-        for turn in range(arguments.rounds):
-            for place in (0, 1) if turn % 2 else (1, 0):
-                began = perf_counter()
-                modules[place](x)
-                times[place].append(perf_counter() - began)
-        ratio = compute_round_ratio(*times)
-        row = {"size": size, "ratio": ratio.median, "low": ratio.low, "high": ratio.high, "difference": difference}
-        rows.append({**row, "ms": 1e3 * float(np.median(times[1]))})
-    firsts: list[list[float]] = [[], []]
-    for size in range(max(sizes) + 1, max(sizes) + 1 + NEW):
+    for size in sizes:
         x = make_input(function, size)
-        for place, module in enumerate(modules):
-            began = perf_counter()
-            module(x)
-            firsts[place].append(1e3 * (perf_counter() - began))
-    first = {f"first_call_{policy}_ms": float(np.median(times)) for policy, times in zip(policies, firsts, strict=True)}
-    for module in modules:
+        actual, expected = modules["one"](x), modules["each"](x)
+        difference = float(np.abs(actual - expected).max() / np.abs(expected).max())
+        times = take_turns(
+            {policy: partial(seconds_per_call, partial(modules[policy], x)) for policy in POLICIES}, arguments.rounds
+        )
+        ratio = compute_round_ratio(times["one"], times["each"])
+        row = {"size": size, "ratio": ratio.median, "low": ratio.low, "high": ratio.high, "difference": difference}
+        rows.append({**row, "ms": 1e3 * float(np.median(times["each"]))})
+    new_inputs = [make_input(function, size) for size in range(max(sizes) + 1, max(sizes) + 1 + NEW_SIZES)]
+    first_calls = {}
+    for policy, module in modules.items():
+        seconds = [seconds_per_call(partial(module, x)) for x in new_inputs]
+        first_calls[f"first_call_{policy}_ms"] = 1e3 * float(np.median(seconds))
         module.close()
-    return {"engine": engine, "model": name, "sizes": rows, **first}
+    return {"engine": engine, "model": name, "sizes": rows, **first_calls}
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
+    parser = make_parser(__doc__)
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--sizes", default="4,16,64")

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.output import ChildFailed, print_figures, run_python
+from benchmarks.output import ChildFailed, make_parser, print_figures, run_python
 
 ENGINES = ("ort", "openvino")
 TRANSFORMERS = ("bert", "gpt", "vit")
@@ -133,8 +133,7 @@ def measure(name: str, engine: str, folder: Path, rounds: int) -> dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="processes of each kind per model (default 7)")
     parser.add_argument("--engines", default=",".join(ENGINES), help="which engines (default: all)")
     parser.add_argument("--models", help="which models (default: the light ones and three transformers)")

@@ -201,7 +201,7 @@ def measure(gpu: Device, *, quick: bool, rounds: int) -> Figures:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--quick", action="store_true", help="small models: shows that it works")
     parser.add_argument("--rounds", type=int, default=20)
     arguments = parser.parse_args()

@@ -8,14 +8,13 @@ The result is the difference to NumPy within a round, without the start of the i
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from output import print_figures
+from output import make_parser, print_figures
 
 from xrt.bench import machine
 from xrt.measure.statistics import compute_quartiles, take_turns
@@ -54,8 +53,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=15, help="fresh processes of each kind (default 15)")
     arguments = parser.parse_args()
     figures = {"machine": machine(), "imports": measure(arguments.rounds)}

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from output import ChildFailed, print_figures, run_python
+from output import ChildFailed, make_parser, open_session, print_figures, run_python
 
 FORMS = ("external", "inline")
 ROWS = 32
@@ -46,10 +46,7 @@ def resident() -> dict[str, int]:
 
 
 def alone_ort(path: Path) -> Callable[[Any], Any]:
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = open_session(path)
     return lambda ids: session.run(None, {"ids": ids})[0]
 
 
@@ -166,8 +163,7 @@ def measure_all(megabytes: int, large: int, engines: list[str], regions: list[in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser = make_parser(__doc__)
     parser.add_argument("--megabytes", type=int, default=500, help="weights of the model (default 500)")
     parser.add_argument(
         "--large", type=int, default=2300, help="weights of the model beyond 2 GB; 0 leaves it out (default 2300)"

@@ -1,16 +1,50 @@
-"""Helpers of the benchmarks: run Python in a new process, and print figures as JSON or as in ``docs/performance.md``."""
+"""What the benchmarks share: options, processes, sessions of ONNX Runtime, and output as JSON or as in docs/performance.md."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 TOP = Path(__file__).parents[1]
+
+
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """Make the parser of a benchmark, with its module's docstring as help text and the option ``--json``."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    return parser
+
+
+def open_session(model: str | bytes | Path, threads: int | None = None) -> Any:
+    """Open a model, a file or its bytes, in ONNX Runtime on the CPU; ``threads`` None is the library's default."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors only
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def make_calibration_reader(examples: Iterable[Mapping[str, Any]]) -> Any:
+    """Make the reader through which ONNX Runtime's static quantization gets its examples."""
+    from onnxruntime.quantization import CalibrationDataReader
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.examples = iter(examples)
+
+        def get_next(self) -> Any:
+            return next(self.examples, None)
+
+    return Reader()
 
 
 class ChildFailed(Exception):

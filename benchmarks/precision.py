@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # also if a test imports this module
 
-from output import ChildFailed, limit_pools, print_figures, run_python
+from output import ChildFailed, limit_pools, make_parser, print_figures, run_python
 from precision_figures import drop_rounds, make_mean
 
 from xrt.bench import machine
@@ -102,7 +102,8 @@ def measure(pieces: list[tuple[str, str]], options: Mapping[str, Any], work: Pat
     for part, model in pieces:
         record = measure_once(part, model, options, work)
         figures.setdefault(part, {})[model] = record
-        log("\n" + "\n".join(list_lines(part, model, record)))
+        if "failed" in record:
+            log(f"{part} {model} failed: {record['failed']}")
     records = [record for part in figures.values() for record in part.values()]
     seconds = sum(record.get("seconds", 0.0) for record in records)
     load = max((record.get("load", 0.0) for record in records), default=0.0)
@@ -116,44 +117,9 @@ def measure(pieces: list[tuple[str, str]], options: Mapping[str, Any], work: Pat
     }
 
 
-# ---------------------------------------------------------------------- progress
-
-
-def list_lines(part: str, model: str, record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each candidate of a model."""
-    if "failed" in record:
-        yield f"{model}: {record['failed']}"
-        return
-    for row in record["rows"]:
-        yield f"{model:11} {describe_comparison(row) if part == 'qdq' else describe_row(row)}"
-    for name, reason in record["left"].items():
-        yield f"{model:11} {name} is not measured: {reason}"
-
-
-def describe_row(row: Mapping[str, Any]) -> str:
-    gain, error = row["gain"], f"{row['error']:.3%}"
-    metric = f" {row['metric']:.2%}" if "metric" in row else ""
-    search = f" found in {row['search']:.1f} s" if "search" in row else ""
-    fault = f" WRONG: {row['fault']}" if "fault" in row else ""
-    times = f"{row['ms']:9.3f} ms {gain['median']:5.2f} x ({gain['low']:.2f} to {gain['high']:.2f})"
-    return f"{row['candidate']:31} {times} error {error:>8}{metric}{search} {row.get('plan', '')}{fault}"
-
-
-def describe_comparison(row: Mapping[str, Any]) -> str:
-    ratio = f"{row['ratio']['median']:.3f} ({row['ratio']['low']:.3f} to {row['ratio']['high']:.3f})"
-    times = f"{row['ms']:9.3f} ms, alone {row['alone_ms']:9.3f} ms: {ratio}"
-    return f"{row['tool']:11} {row['engine']:27} {times}; {describe_answers(row)}, error {row['error']:.3%}"
-
-
-def describe_answers(row: Mapping[str, Any]) -> str:
-    xrt, alone = (f"{row[name]:.2g}" for name in ("to_reference", "alone_to_reference"))
-    return f"differs by {row['difference']:.2g}, from the reference by {xrt} (alone {alone})"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="small models and short searches: shows that it works")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--parts", default=",".join(MODELS), help=f"parts (default {','.join(MODELS)})")
     parser.add_argument("--models", help="models of these parts (default: all)")
     parser.add_argument("--work", type=Path, help="a directory for figures, to continue an interrupted run")

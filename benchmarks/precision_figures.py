@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,22 +15,6 @@ from xrt.measure.statistics import compute_geometric_mean, compute_round_ratio, 
 from xrt.measure.timing import choose_calls_per_turn, seconds_per_turn
 from xrt.precision import ErrorBudget
 from xrt.precision.budget import find_fault
-
-__all__ = [
-    "LEAST",
-    "Candidate",
-    "drop_rounds",
-    "find_losing_steps",
-    "find_other_answers",
-    "find_over",
-    "find_slower",
-    "find_slowest",
-    "make_mean",
-    "make_rows",
-    "measure_errors",
-    "measure_ratio",
-    "take_rounds",
-]
 
 Example: TypeAlias = Mapping[str, Any]
 Row: TypeAlias = dict[str, Any]
@@ -68,19 +53,12 @@ class Candidate:
 
 def take_rounds(candidates: Mapping[str, Candidate], example: Example, seconds: float) -> dict[str, list[float]]:
     """Measure the candidates in turn on one example; return seconds per call by round."""
-    calls = {name: _bind(candidate.call, example) for name, candidate in candidates.items()}
-    repeats = {name: choose_calls_per_turn(seconds_per_turn(call, 1), TURN) for name, call in calls.items()}
-    turns = {name: _make_turn(call, repeats[name]) for name, call in calls.items()}
+    turns = {}
+    for name, candidate in candidates.items():
+        call = partial(candidate.call, example)
+        turns[name] = partial(seconds_per_turn, call, choose_calls_per_turn(seconds_per_turn(call, 1), TURN))
     until = time.perf_counter() + seconds
     return take_turns(turns, MOST_ROUNDS, lambda rounds, _: rounds >= LEAST_ROUNDS and time.perf_counter() >= until)
-
-
-def _bind(call: Callable[[Example], Any], example: Example) -> Callable[[], Any]:
-    return lambda: call(example)
-
-
-def _make_turn(call: Callable[[], Any], repeats: int) -> Callable[[], float]:
-    return lambda: seconds_per_turn(call, repeats)
 
 
 def run_examples(call: Callable[[Example], Sequence[Any]], examples: Sequence[Example]) -> list[list[Any]]:

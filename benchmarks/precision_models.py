@@ -19,8 +19,6 @@ from xrt.graph import Constant, Function
 from xrt.models import load, sample_inputs
 from xrt.passes import infer_shapes
 
-__all__ = ["NAMES", "PrecisionModel", "make_hard", "make_model"]
-
 NAMES = ("bert", "gpt", "gpt_hard", "convnext", "mobilenet")
 FACTOR, CHANNELS = 40.0, 6
 """Factor and number of the outlier channels of the hard model."""

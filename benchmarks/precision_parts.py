@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,17 +23,13 @@ import xrt
 from xrt.engines.contract import registry
 from xrt.errors import XRTError
 from xrt.formats.onnx import lowest_model
-from xrt.graph import Function
 from xrt.passes import infer_shapes
 from xrt.passes.quantize import QuantizationOptions, fold_batch_normalization, fuse_biases, quantize_weights
 from xrt.placement.result import describe_plan
 from xrt.precision import ErrorBudget
 
-__all__ = ["PARTS", "Options", "measure_live", "measure_qdq", "measure_trained"]
-
 BUDGETS = (0.0, 0.001, 0.01, 0.05)
 ACCURACY_DROP = 0.01
-WEIGHTS = {"weights int8": QuantizationOptions()}
 MOST_NAMED = 60
 """The largest number of float32 nodes that a record lists."""
 COMPARED_ENGINES = {"ort": open_onnxruntime, "openvino": open_openvino}
@@ -111,15 +107,10 @@ class Bench:
             if (halved := integers.lower_precision("bf16")) is not None:
                 data = {"precision": "int8", "calibrate": calibrate}
                 self.add_module(f"{spec} int8 and bf16", example, engine=halved.spec, cache=cache, **data)
-            for name, function in self._list_weight_only():
-                self.add_module(f"{spec} {name}", example, function, engine=integers.spec, cache=cache)
-
-    def _list_weight_only(self) -> Iterator[tuple[str, Function]]:
-        prepared = infer_shapes(fuse_biases(infer_shapes(fold_batch_normalization(infer_shapes(self.model.function)))))
-        for name, options in WEIGHTS.items():
-            function = quantize_weights(prepared, options)
-            if function is not prepared:  # unchanged if it has no weights to quantize
-                yield name, function
+            prepared = infer_shapes(fuse_biases(infer_shapes(fold_batch_normalization(infer_shapes(self.model.function)))))
+            quantized = quantize_weights(prepared, QuantizationOptions())
+            if quantized is not prepared:  # unchanged if it has no weights to quantize
+                self.add_module(f"{spec} weights int8", example, quantized, engine=integers.spec, cache=cache)
 
     def add_auto(self, name: str, example: Any, cache: Path, **options: Any) -> None:
         """Add auto over the engines."""

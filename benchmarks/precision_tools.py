@@ -8,7 +8,6 @@ A tool runs in a process of its own. It reads model and examples from a folder, 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,18 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from output import ChildFailed, limit_pools, run_python
-
-__all__ = [
-    "TOOLS",
-    "ToolFailed",
-    "ToolResult",
-    "measure_accuracy",
-    "open_onnxruntime",
-    "open_openvino",
-    "run_tool",
-    "write_examples",
-]
+from output import ChildFailed, limit_pools, make_calibration_reader, open_session, run_python
 
 Example = Mapping[str, Any]
 Call = Callable[[Example], list[Any]]
@@ -81,13 +69,8 @@ def run_tool(tool: str, folder: Path, threads: int, **options: Any) -> ToolResul
 
 
 def open_onnxruntime(path: Path, threads: int) -> Call:
-    """Open a session of ONNX Runtime with its defaults; return its call."""
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 3
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    """Open a model in ONNX Runtime with its defaults; return its call."""
+    session = open_session(path, threads)
     names = {value.name for value in session.get_inputs()}
     return lambda example: session.run(None, {name: example[name] for name in names})
 
@@ -128,17 +111,10 @@ def _list_inputs(examples: Sequence[Example]) -> list[dict[str, Any]]:
 
 def quantize_by_onnxruntime(folder: Path, options: Mapping[str, Any]) -> tuple[str, float]:
     """Quantize statically as ONNX Runtime's documentation recommends: preprocessed, uint8 by int8, weights per channel."""
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    class Reader(CalibrationDataReader):
-        def __init__(self, examples: list[dict[str, Any]]) -> None:
-            self.rest = iter(examples)
-
-        def get_next(self) -> Any:
-            return next(self.rest, None)
-
-    reader = Reader(_list_inputs(_read_examples(folder, "calibrate")))
+    reader = make_calibration_reader(_list_inputs(_read_examples(folder, "calibrate")))
     began = time.perf_counter()
     quant_pre_process(str(folder / "model.onnx"), str(folder / "prepared.onnx"), skip_symbolic_shape=True)
     types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}

@@ -20,8 +20,6 @@ from torch import nn
 
 import xrt
 
-__all__ = ["TRAINED", "train_model"]
-
 TRAINED = ("images", "images_hard", "texts", "texts_hard")
 BATCH = 64
 CLASSES, SIDE, NOISE = 10, 24, 2.2

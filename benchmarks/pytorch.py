@@ -22,18 +22,17 @@ import os
 import statistics
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.output import ChildFailed, print_figures, run_python
+from benchmarks.output import ChildFailed, make_parser, print_figures, run_python
 from benchmarks.pytorch_ways import compile_ways
 from xrt.bench import Timing, interleave, machine, ratio
 from xrt.measure.statistics import take_turns
-from xrt.measure.timing import LONGEST_WAIT
+from xrt.measure.timing import LONGEST_WAIT, seconds_per_call
 
 NAMES = ("bert", "gpt2", "convnext", "resnet50", "vit", "lstm")
 OTHERS = ("eager", "inductor", "inductor frozen", "onnxruntime", "openvino")
@@ -73,18 +72,13 @@ def measure_capture(name: str, rounds: int) -> dict[str, Any]:
 
     module, inputs = make_model(name)
 
-    def clocked(call: Callable[[], Any]) -> float:
-        began = time.perf_counter()
-        call()
-        return time.perf_counter() - began
-
+    calls = {
+        "torch.export": partial(torch.export.export, module, inputs, strict=False),
+        "from_torch": partial(xrt.from_torch, module, inputs),
+    }
     with torch.no_grad():
-        turns = {
-            "torch.export": lambda: clocked(lambda: torch.export.export(module, inputs, strict=False)),
-            "from_torch": lambda: clocked(lambda: xrt.from_torch(module, inputs)),
-        }
-        taken = take_turns(turns, rounds + 1)
-    return summarize({way: Timing(tuple(seconds[1:])) for way, seconds in taken.items()})["seconds"]
+        times = take_turns({name: partial(seconds_per_call, call) for name, call in calls.items()}, rounds + 1)
+    return {name: statistics.median(seconds[1:]) for name, seconds in times.items()}
 
 
 def measure_dispatch(threads: int, rounds: int) -> dict[str, Any]:
@@ -108,7 +102,7 @@ def measure_dispatch(threads: int, rounds: int) -> dict[str, Any]:
         for call in calls.values():
             call()
         timings = interleave(calls, rounds=rounds)
-    return summarize(timings)["seconds"]
+    return {name: timing.median for name, timing in timings.items()}
 
 
 def run_child(a: argparse.Namespace) -> dict[str, Any]:
@@ -174,8 +168,7 @@ def find_worst(rows: Mapping[str, Any], way: str) -> tuple[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=15, help="interleaved rounds (default 15)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="what all may use (default: all cores)")
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of XRT's search per model (default 20)")

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["MODELS", "BenchModel", "make_model"]
-
 
 @dataclass(frozen=True)
 class BenchModel:

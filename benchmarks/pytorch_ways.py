@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-__all__ = ["compile_ways"]
+from benchmarks.output import open_session
 
 TOLERANCE = 2e-3
 """Allowed difference as a share of the largest value: float32 sums in another order differ this much after 12 layers."""
@@ -20,19 +19,21 @@ def compile_ways(name: str, threads: int, budget: float, ways: tuple[str, ...]) 
     import torch
     import torch._dynamo
 
+    import xrt
     from benchmarks.pytorch_models import MODELS, make_model
 
     torch.set_num_threads(threads)
     torch._dynamo.config.allow_rnn = True  # recurrent layers run eagerly without it, whatever the backend
     module, inputs = make_model(name)
+    options = {"engine": "auto", "threads": threads, "budget": budget, "freeze": True}
     makers: Mapping[str, Callable[[], Callable[[], Any]]] = {
         "eager": lambda: partial(module, *inputs),
         "inductor": lambda: partial(torch.compile(module), *inputs),
         "inductor frozen": lambda: _inductor_frozen(name, MODELS[name].is_image),
         "onnxruntime": lambda: _onnxruntime(module, inputs, threads),
         "openvino": lambda: _openvino(module, inputs, threads),
-        "xrt": lambda: _xrt(module, inputs, threads, budget),
-        "torch.compile": lambda: _backend(module, inputs, threads, budget),
+        "xrt": lambda: partial(xrt.XRTModule(module, engine="auto", threads=threads, budget=budget), *inputs),
+        "torch.compile": lambda: partial(torch.compile(module, backend="xrt", options=options), *inputs),
     }
     expected = module(*inputs).numpy()
     calls = {}
@@ -62,16 +63,12 @@ def _inductor_frozen(name: str, is_image: bool) -> Callable[[], Any]:
 
 
 def _onnxruntime(module: Any, inputs: Any, threads: int) -> Callable[[], Any]:
-    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
-    import onnxruntime
     import torch
 
     with tempfile.TemporaryDirectory(prefix="xrt-pytorch-") as folder:
         path = Path(folder, "model.onnx")
         torch.onnx.export(module, inputs, path, dynamo=True, verbose=False)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = threads, 3
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session = open_session(path, threads)
     feeds = {value.name: x.numpy() for value, x in zip(session.get_inputs(), inputs, strict=True)}
     return lambda: session.run(None, feeds)[0]
 
@@ -89,16 +86,3 @@ def _openvino(module: Any, inputs: Any, threads: int) -> Callable[[], Any]:
     request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
     feeds = [x.numpy() for x in inputs]
     return lambda: request.infer(feeds, share_inputs=True, share_outputs=True)[0]
-
-
-def _xrt(module: Any, inputs: Any, threads: int, budget: float) -> Callable[[], Any]:
-    import xrt
-
-    return partial(xrt.XRTModule(module, engine="auto", threads=threads, budget=budget), *inputs)
-
-
-def _backend(module: Any, inputs: Any, threads: int, budget: float) -> Callable[[], Any]:
-    import torch
-
-    options = {"engine": "auto", "threads": threads, "budget": budget, "freeze": True}
-    return partial(torch.compile(module, backend="xrt", options=options), *inputs)

@@ -21,7 +21,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from output import print_figures
+from output import make_parser, print_figures
 from region_pairs import ENGINES, KINDS, memory_kinds, pairs
 
 import xrt
@@ -103,8 +103,7 @@ def idle_cpu(seconds: float = 1.0) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=20, help="interleaved rounds (default 20)")
     parser.add_argument("--counts", default="2,4,8,16", help="numbers of regions (default 2,4,8,16)")
     parser.add_argument("--others", default=",".join(ALTERNATIONS), help="what alternates with ort (default tvm,toy)")

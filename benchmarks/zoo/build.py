@@ -7,9 +7,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from benchmarks.zoo.model import Export, save_case
-
-FOLDER = Path(__file__).parents[2] / "build" / "zoo"
+from benchmarks.zoo.model import FOLDER, Export, save_case
 
 
 def list_exports() -> list[Export]:

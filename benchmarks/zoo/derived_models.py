@@ -10,11 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from benchmarks.zoo.model import Export, Made, load_case
-
-__all__ = ["list_exports"]
-
-FOLDER = Path(__file__).parents[2] / "build" / "zoo"
+from benchmarks.output import make_calibration_reader
+from benchmarks.zoo.model import FOLDER, Export, Made, load_case
 
 
 def to_half(source: Path, target: Path, calls: Any) -> None:
@@ -33,16 +30,9 @@ def quantize_weights(source: Path, target: Path, calls: Any) -> None:
 
 def quantize_all(source: Path, target: Path, calls: Any, form: str = "QDQ") -> None:
     """Quantize weights and activations to int8, calibrated on the model's own inputs."""
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+    from onnxruntime.quantization import QuantFormat, quantize_static
 
-    class Reader(CalibrationDataReader):
-        def __init__(self) -> None:
-            self.rest = iter(calls)
-
-        def get_next(self) -> Any:
-            return next(self.rest, None)
-
-    quantize_static(source, target, Reader(), quant_format=QuantFormat[form])
+    quantize_static(source, target, make_calibration_reader(calls), quant_format=QuantFormat[form])
 
 
 def quantize_to_four_bits(source: Path, target: Path, calls: Any) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-__all__ = ["Case", "Export", "Made", "Module", "Tolerance", "load_case", "save_case"]
-
+FOLDER = Path(__file__).parents[2] / "build" / "zoo"
+"""Where the exported models are stored, each in a folder with its name."""
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 Tolerance = float
 """Allowed difference of an output, as a share of its largest value."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -28,23 +29,18 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Export:
-    """A named function that creates a model, with the model's family and the tolerance of its results."""
+class Entry(Generic[T]):
+    """A model of the zoo: its name, its family, the function that makes it, and the tolerance of its results."""
 
     name: str
     family: str
-    make: Callable[[], Made] = field(repr=False)
+    make: Callable[[], T] = field(repr=False)
     tolerance: Tolerance = 1e-4
 
 
-@dataclass(frozen=True)
-class Module:
-    """A named function that creates a PyTorch module and its inputs by name for each call."""
-
-    name: str
-    family: str
-    make: Callable[[], tuple[Any, Sequence[Mapping[str, Any]]]] = field(repr=False)
-    tolerance: Tolerance = 1e-4
+Export: TypeAlias = Entry[Made]
+Module: TypeAlias = Entry[tuple[Any, Sequence[Mapping[str, Any]]]]
+"""Makes a PyTorch module, and its inputs by name for each call."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from benchmarks.zoo.trial import ROUNDS
 from tools.conformance_page import table
 
 PAGE = TOP / "docs" / "zoo.md"
+VERDICTS = ("right", "wrong", "declined", "error", "crash", "hang")
 TARGETS = {"ort": 1, "openvino": 3, "xla": 3, "tvm": 10, "iree": 10}
 """The share of nodes, in percent, that may run on the reference engine."""
 
@@ -105,35 +106,13 @@ def _summarize(models: Mapping[str, Any]) -> str:
     rows = []
     for engine in ENGINES:
         outcomes = [model[engine] for model in models.values() if engine in model]
-        words = Counter(one["verdict"] for one in outcomes)
+        verdicts = Counter(outcome["verdict"] for outcome in outcomes)
         nodes, on_toy = (sum(one.get(key, 0) for one in outcomes) for key in ("nodes", "on_toy"))
         wholly = sum(bool(one.get("nodes")) and one["on_toy"] == one["nodes"] for one in outcomes)
         share = f"{100 * on_toy / nodes:.1f} %" if nodes and engine in TARGETS else ""
         target = f"{TARGETS[engine]} %" if engine in TARGETS else ""
-        rows.append(
-            (
-                engine,
-                len(outcomes),
-                *(words[w] for w in ("right", "wrong", "declined", "error", "crash", "hang")),
-                share,
-                target,
-                wholly,
-            )
-        )
-    heads = (
-        "engine",
-        "models",
-        "right",
-        "wrong",
-        "declined",
-        "error",
-        "crash",
-        "hang",
-        "nodes on toy",
-        "target",
-        "models wholly on toy",
-    )
-    return table(heads, rows)
+        rows.append((engine, len(outcomes), *(verdicts[verdict] for verdict in VERDICTS), share, target, wholly))
+    return table(("engine", "models", *VERDICTS, "nodes on toy", "target", "models wholly on toy"), rows)
 
 
 def _describe_auto(models: Mapping[str, Any]) -> str:

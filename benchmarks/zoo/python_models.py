@@ -12,8 +12,6 @@ from torch import nn
 
 from benchmarks.zoo.model import Module
 
-__all__ = ["list_modules"]
-
 
 class Branch(nn.Module):
     """Runs one of two layers, depending on the data."""

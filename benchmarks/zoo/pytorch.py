@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import dataclasses
 import json
 import sys
 import warnings
@@ -100,11 +99,15 @@ def run(call: Callable[[], Any], expected: Sequence[Any], tolerance: float) -> d
 
 def run_calls(call: Callable[..., Any], model: Any, calls: Iterable[Any]) -> list[list[Any]]:
     """Call a module; return the tensors of results and inputs after each call, and finally its buffers."""
+    from benchmarks.zoo.torch_export import flatten
+
     tensors = []
-    for one in calls:
-        arguments = copy.deepcopy(one)
-        tensors.append([*list_tensors(call(**arguments)), *list_tensors(arguments)])
-    return [*tensors, list_tensors(list(model.buffers()))]
+    for inputs in calls:
+        arguments = copy.deepcopy(inputs)
+        results = call(**arguments)
+        # Copies, because the next call may write to the tensors.
+        tensors.append([tensor.clone() for tensor in flatten((results, arguments))])
+    return [*tensors, [tensor.clone() for tensor in model.buffers()]]
 
 
 def run_module(model: Any, calls: Iterable[Any], name: str) -> Any:
@@ -170,19 +173,6 @@ def count_graphs(model: Any, calls: Iterable[Any]) -> int:
     for call in calls:
         compiled(**copy.deepcopy(call))
     return graphs
-
-
-def list_tensors(value: Any) -> list[Any]:
-    """List the tensors of a nested value, in order."""
-    if hasattr(value, "to_tuple"):
-        value = value.to_tuple()
-    if dataclasses.is_dataclass(value):
-        value = [getattr(value, one.name) for one in dataclasses.fields(value)]
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in list_tensors(item)]
-    return [value.clone()] if hasattr(value, "numpy") else []
 
 
 def try_modules(lists: Sequence[str], names: Sequence[str]) -> None:

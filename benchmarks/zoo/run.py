@@ -21,8 +21,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from benchmarks.zoo.model import FOLDER, load_case
+
 TOP = Path(__file__).parents[2]
-FOLDER = TOP / "build" / "zoo"
 RECORD = TOP / "docs" / "zoo.json"
 ENGINES = ("toy", "ort", "openvino", "xla", "tvm", "iree", "auto")
 LIBRARIES = (
@@ -44,11 +45,6 @@ LIMIT = 300.0
 def list_models() -> list[str]:
     """List the names of the exported models."""
     return sorted(path.parent.name for path in FOLDER.glob("*/case.npz"))
-
-
-def run_engine(engine: str, names: Sequence[str], limit: float = LIMIT) -> Iterator[dict[str, Any]]:
-    """Run models on an engine; yield the outcome of each. A model that takes longer than ``limit`` seconds is a hang."""
-    yield from try_all([sys.executable, "-W", "ignore", "-m", "benchmarks.zoo.trial", engine], names, limit)
 
 
 def try_all(command: Sequence[str], names: Sequence[str], limit: float) -> Iterator[dict[str, Any]]:
@@ -124,8 +120,6 @@ def changed_record() -> Iterator[dict[str, Any]]:
 
 def main(arguments: Sequence[str]) -> None:
     """Run the selected models and engines; write the record after each model."""
-    from benchmarks.zoo.model import load_case
-
     parser = argparse.ArgumentParser()
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--models", default="")
@@ -133,7 +127,8 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     names = [name for name in options.models.split(",") if name] or list_models()
     for engine in options.engines.split(","):
-        for outcome in run_engine(engine, names, options.limit):
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.zoo.trial", engine]
+        for outcome in try_all(command, names, options.limit):
             print(engine, outcome["model"], outcome["verdict"], outcome.get("on_toy", ""), outcome["reason"], flush=True)
             name = outcome.pop("model")
             family = load_case(FOLDER / name).family

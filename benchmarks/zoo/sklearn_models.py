@@ -20,8 +20,6 @@ from sklearn.svm import SVC, SVR
 
 from benchmarks.zoo.model import Export, Made
 
-__all__ = ["list_exports"]
-
 CLASSIFIERS: dict[str, Callable[[], Any]] = {
     "sk_logistic": lambda: make_pipeline(StandardScaler(), LogisticRegression()),
     "sk_forest": lambda: RandomForestClassifier(10, max_depth=4, random_state=0),

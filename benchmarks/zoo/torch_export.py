@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,6 @@ import numpy as np
 import torch
 
 from benchmarks.zoo.model import Made
-
-__all__ = ["export_module"]
 
 
 class Positional(torch.nn.Module):
@@ -28,11 +27,13 @@ class Positional(torch.nn.Module):
 
 
 def flatten(value: Any) -> list[torch.Tensor]:
-    """Return the tensors in a nested result, in order."""
+    """List the tensors of a nested value, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
     if hasattr(value, "to_tuple"):
         value = value.to_tuple()
+    if is_dataclass(value):
+        value = [getattr(value, field.name) for field in fields(value)]
     if isinstance(value, Mapping):
         value = tuple(value.values())
     if isinstance(value, list | tuple):

@@ -13,8 +13,6 @@ from torch.nn import functional
 from benchmarks.zoo.model import Export, Made, Module
 from benchmarks.zoo.torch_export import export_module
 
-__all__ = ["list_exports", "list_modules"]
-
 Calls = Sequence[Mapping[str, torch.Tensor]]
 
 
@@ -148,10 +146,6 @@ def activations(m: Any, x: torch.Tensor) -> list[torch.Tensor]:
     return [kind(x) for kind in kinds] + [functional.glu(x, 1), functional.gelu(x, approximate="tanh"), m.prelu(x)]  # fmt: skip
 
 
-def conv(*args: Any, **options: Any) -> nn.Module:
-    return nn.Conv2d(*args, **options)
-
-
 PLAIN: dict[str, tuple[Callable[[], nn.Module], Callable[[], Calls], bool, int, Mapping[str, Sequence[int]]]] = {
     "mlp": (lambda: Apply(lambda m, x: m.net(x), net=nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 4))), lambda: tensors((2, 8), (5, 8)), False, 17, {"x": (0,)}),
     "lstm": (lambda: Apply(lambda m, x: m.net(x), net=nn.LSTM(8, 16, 2, batch_first=True, bidirectional=True)), lambda: tensors((2, 7, 8), (3, 7, 8)), False, 17, {"x": (0,)}),
@@ -159,10 +153,10 @@ PLAIN: dict[str, tuple[Callable[[], nn.Module], Callable[[], Calls], bool, int, 
     "rnn": (lambda: Apply(lambda m, x: m.net(x), net=nn.RNN(8, 16, nonlinearity="relu")), lambda: tensors((7, 2, 8), (9, 2, 8)), False, 17, {"x": (0,)}),
     "encoder": (lambda: Apply(lambda m, x: m.net(x), net=nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2)), lambda: tensors((2, 9, 32), (3, 12, 32)), True, 20, {"x": (0, 1)}),
     "attention": (lambda: Apply(attention, layer=nn.MultiheadAttention(32, 4, batch_first=True)), lambda: tensors((2, 9, 32), (3, 12, 32)), True, 18, {"x": (0, 1)}),
-    "unet": (lambda: Apply(unet, first=conv(3, 8, 3, padding=1), second=conv(8, 8, 3, padding=1), last=conv(16, 2, 1)), lambda: tensors((1, 3, 16, 16), (2, 3, 16, 16)), False, 17, {"x": (0,)}),
+    "unet": (lambda: Apply(unet, first=nn.Conv2d(3, 8, 3, padding=1), second=nn.Conv2d(8, 8, 3, padding=1), last=nn.Conv2d(16, 2, 1)), lambda: tensors((1, 3, 16, 16), (2, 3, 16, 16)), False, 17, {"x": (0,)}),
     "tcn": (lambda: Apply(lambda m, x: m.net(x), net=nn.Sequential(nn.Conv1d(4, 8, 3, dilation=2, padding=4), nn.ReLU(), nn.Conv1d(8, 8, 3, dilation=4, padding=8))), lambda: tensors((2, 4, 30), (2, 4, 41)), False, 17, {"x": (0, 2)}),
     "conv3d": (lambda: Apply(lambda m, x: functional.max_pool3d(m.net(x), 2), net=nn.Conv3d(2, 4, 3, padding=1)), lambda: tensors((1, 2, 8, 8, 8), (2, 2, 8, 8, 8)), True, 18, {"x": (0,)}),
-    "convolutions": (lambda: Apply(convolutions, plain=conv(8, 8, 3, stride=2), depthwise=conv(8, 8, 3, groups=8), dilated=conv(8, 4, 3, dilation=2, padding=2), transposed=nn.ConvTranspose2d(8, 4, 3, stride=2, output_padding=1)), lambda: tensors((2, 8, 12, 12), (1, 8, 12, 12)), False, 17, {"x": (0,)}),
+    "convolutions": (lambda: Apply(convolutions, plain=nn.Conv2d(8, 8, 3, stride=2), depthwise=nn.Conv2d(8, 8, 3, groups=8), dilated=nn.Conv2d(8, 4, 3, dilation=2, padding=2), transposed=nn.ConvTranspose2d(8, 4, 3, stride=2, output_padding=1)), lambda: tensors((2, 8, 12, 12), (1, 8, 12, 12)), False, 17, {"x": (0,)}),
     "normalizations": (lambda: Apply(normalizations, batch=nn.BatchNorm2d(8), group=nn.GroupNorm(2, 8), instance=nn.InstanceNorm2d(8, affine=True), layer=nn.LayerNorm(6)), lambda: tensors((2, 8, 6, 6), (3, 8, 6, 6)), False, 17, {"x": (0,)}),
     "activations": (lambda: Apply(activations, prelu=nn.PReLU(8)), lambda: tensors((2, 8, 5), (3, 8, 5)), False, 17, {"x": (0,)}),
     "pools": (lambda: Apply(pools), lambda: tensors((2, 4, 12, 12), (3, 4, 12, 12)), False, 17, {"x": (0,)}),

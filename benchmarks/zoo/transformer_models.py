@@ -13,8 +13,6 @@ import transformers
 from benchmarks.zoo.model import Export, Made, Module
 from benchmarks.zoo.torch_export import export_module
 
-__all__ = ["list_exports", "list_modules"]
-
 VOCABULARY = 97
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 Inputs = Mapping[str, torch.Tensor]

@@ -8,17 +8,16 @@ import time
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import xrt
-from benchmarks.zoo.model import Case, load_case
+from benchmarks.output import open_session
+from benchmarks.zoo.model import FOLDER, Case, load_case
 from xrt.measure.statistics import compute_round_ratio, take_turns
 from xrt.measure.timing import seconds_per_call, time_call
 
-FOLDER = Path(__file__).parents[2] / "build" / "zoo"
 BUDGET = 5.0
 ROUNDS = 21
 TURN, SAMPLE, PAUSE = 0.01, 1e-4, 0.05
@@ -27,7 +26,10 @@ TURN, SAMPLE, PAUSE = 0.01, 1e-4, 0.05
 
 def try_model(case: Case, engine: str) -> dict[str, Any]:
     """Run a model on an engine; return the verdict, the number of nodes on the reference engine, and times."""
-    expected = case.expected or run_alone(case)[1]
+    expected = case.expected
+    if not expected:
+        session = open_session(case.path)
+        expected = [session.run(None, dict(call)) for call in case.calls]
     start = time.perf_counter()
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -101,20 +103,6 @@ def turn_of(call: Any, inner: int, samples: int) -> float:
     """Measure seconds per call; return the smallest sample. First wait until idle threads of other libraries stop spinning."""
     time.sleep(PAUSE)
     return min(seconds_per_call(call, inner) for _ in range(samples))
-
-
-def open_session(path: Path) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
-def run_alone(case: Case) -> tuple[Any, list[list[Any]]]:
-    """Open a session of ONNX Runtime; return it and its outputs."""
-    session = open_session(case.path)
-    return session, [session.run(None, dict(call)) for call in case.calls]
 
 
 def compare(results: Sequence[Any], expected: Sequence[Any], tolerance: float) -> list[str]:
