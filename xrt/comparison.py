@@ -119,16 +119,16 @@ class StepAmbiguity:
     """Difference between the values on both sides of an edge."""
 
     @classmethod
-    def from_rounding(cls, read: Array, at: Literal["halves", "integers"], tolerance: Tolerance | None = None) -> StepAmbiguity:
-        """Create the ties from ``read``, the input of a Round (``at="halves"``), Floor, Ceil or cast (``at="integers"``)."""
-        wide, tolerance = _widen(read), tolerance or tolerance_for(read.dtype)
-        shifted = wide - 0.5 if at == "halves" else wide
-        return cls(np.abs(shifted - np.rint(shifted)) <= tolerance.compute_bound(wide))
+    def from_rounding(cls, values: Array, edges: Literal["halves", "integers"]) -> StepAmbiguity:
+        """Create the ties from the input of an operator: a Round has its edges at halves; a Floor, Ceil or cast, at integers."""
+        wide = _widen(values)
+        shifted = wide - 0.5 if edges == "halves" else wide
+        return cls(np.abs(shifted - np.rint(shifted)) <= tolerance_for(values.dtype).compute_bound(wide))
 
     @classmethod
-    def from_threshold(cls, left: Array, right: Array, tolerance: Tolerance | None = None) -> StepAmbiguity:
+    def from_threshold(cls, left: Array, right: Array) -> StepAmbiguity:
         """Create the ties of a comparison such as ``left < right``: elements where both sides are equal within the tolerance."""
-        tolerance = tolerance or tolerance_for(left.dtype)
+        tolerance = tolerance_for(left.dtype)
         wide_left, wide_right = np.broadcast_arrays(_widen(left), _widen(right))
         slack = tolerance.compute_bound(wide_left) + tolerance.compute_bound(wide_right)
         return cls(np.abs(wide_left - wide_right) <= slack)
@@ -147,12 +147,10 @@ class IndexAmbiguity:
     values: Array
     """The operator's input for the expected result."""
     axis: int
-    tolerance: Tolerance | None = None
 
     def admits(self, actual: Array, expected: Array) -> Array:
         """Return a mask of the ties, as `Ambiguity.admits` does. Repeated indices and indices out of range are not ties."""
         values = _widen(self.values)
-        tolerance = self.tolerance or tolerance_for(self.values.dtype)
         has_axis = actual.ndim == values.ndim
         indices, expected_indices = (
             a.astype(np.int64) if has_axis else np.expand_dims(a.astype(np.int64), self.axis) for a in (actual, expected)
@@ -160,7 +158,7 @@ class IndexAmbiguity:
         inside = (indices >= 0) & (indices < values.shape[self.axis])
         actual_values = np.take_along_axis(values, np.where(inside, indices, 0), self.axis)
         expected_values = np.take_along_axis(values, expected_indices, self.axis)
-        slack = tolerance.compute_bound(values)
+        slack = tolerance_for(self.values.dtype).compute_bound(values)
         is_tie = inside & (np.abs(actual_values - expected_values) <= np.take_along_axis(slack, expected_indices, self.axis))
         is_tie = np.logical_and(is_tie, ~_mark_repeats(indices, self.axis))
         admitted: Array = is_tie if has_axis else np.squeeze(is_tie, self.axis)

@@ -358,5 +358,5 @@ class SignatureWarning(XRTWarning):
 
 
 # Every class above is public; a name that is missing here would be missing from the reference page too.
-_TREE = sorted(name for name, kind in vars().items() if isinstance(kind, type) and issubclass(kind, XRTError | XRTWarning))
-__all__ = [*_TREE, "did_you_mean", "warn"]
+__all__ = [name for name, kind in sorted(vars().items()) if isinstance(kind, type) and issubclass(kind, XRTError | XRTWarning)]
+__all__ += ["did_you_mean", "warn"]

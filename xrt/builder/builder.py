@@ -17,9 +17,9 @@ from xrt.errors import ModelError, did_you_mean
 from xrt.graph.constants import Constant
 from xrt.graph.function import Function
 from xrt.graph.node import FreshNames, Node, list_definitions, rename_function, rename_node
-from xrt.graph.schemas import Inference, domain_title, latest_version, may_equal
+from xrt.graph.schemas import Inference, domain_title, latest_version
 from xrt.graph.state import State, declare_states
-from xrt.graph.types import DType, TensorType, Value
+from xrt.graph.types import DType, TensorType, Value, may_equal
 
 if TYPE_CHECKING:
     from xrt.graph.attributes import Attribute
@@ -275,10 +275,6 @@ class Builder:
         self.nodes.append(node)
         self.types.update({name: t for name, t in zip(node.outputs, types, strict=True) if t is not None})
         return tuple(Tensor(self, name, t) for name, t in zip(node.outputs, types, strict=True))
-
-    def tensor(self, name: str, type_: Type | None) -> Tensor:
-        """The tensor of a recorded value."""
-        return Tensor(self, name, type_)
 
     # ------------------------------------------------------------------ values
 

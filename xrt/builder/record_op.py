@@ -20,10 +20,8 @@ from xrt.graph.schemas import (
     DTYPE_ATTRIBUTES,
     Operator,
     bind,
-    domain_title,
     infer_output_types,
     join_types,
-    latest_version,
     parse_onnx_spelling,
     require_operator,
 )
@@ -547,39 +545,3 @@ def _remove_axis(type_: Type | None, axis: int) -> Type | None:
         raise ModelError(f"a scan input of rank {len(type_.shape)} has no axis {axis}")
     index = axis % len(type_.shape)
     return type_.with_shape((*type_.shape[:index], *type_.shape[index + 1 :]))
-
-
-# ---------------------------------------------------------------------- opaque operators
-
-
-def apply_opaque(
-    op_type: str,
-    inputs: Sequence[Operand | None],
-    attributes: Mapping[str, Any],
-    *,
-    domain: str,
-    version: int = 1,
-    types: Sequence[Type | None] = (None,),
-    name: str | None = None,
-) -> Tensor | tuple[Tensor, ...]:
-    """Record a node of a domain that ``onnx`` does not describe; ``types`` has one entry per output.
-
-    Raises ModelError for a domain that ``onnx`` does describe: apply its operators by name, so that they are checked.
-    """
-    title = f"xrt.ops.custom({op_type!r})"
-    builder = current(title)
-    if latest_version(domain):
-        raise ModelError(f"{title}: {domain_title(domain)} is described by onnx; apply its operators by name")
-    builder.import_domain(domain, version)
-    symbols = [None if item is None else builder.symbol(_opaque_operand(item)) for item in inputs]
-    node_attributes = tuple(Attribute.of(key, attributes[key]) for key in sorted(attributes) if attributes[key] is not None)
-    labels = tuple(str(index + 1) for index in range(len(types)))
-    node = builder.new_node(op_type, symbols, len(types), node_attributes, domain=domain, name=name, labels=labels)
-    results = builder.record(node, types)
-    return results[0] if len(results) == 1 else results
-
-
-def _opaque_operand(item: Operand) -> Symbol | Constant | np.ndarray[Any, Any]:
-    if isinstance(item, Symbol | Constant | np.ndarray):
-        return item
-    return np.asarray(item) if isinstance(item, np.generic) else weak_array(item, natural_dtype(item))

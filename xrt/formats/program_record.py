@@ -25,7 +25,7 @@ from xrt.formats.container import Buffer, Container, ContainerWriter
 from xrt.formats.output import FilePart, identify_file, map_file
 from xrt.graph.constants import Stamp, find_file_offset, make_aligned_block, make_stamp
 from xrt.graph.deferred_function import StaleFunction
-from xrt.graph.types import DType, TensorType, Value
+from xrt.graph.types import DType, TensorType, Value, may_equal
 
 if TYPE_CHECKING:
     from xrt.graph.constants import Constant
@@ -335,7 +335,7 @@ def _is_compatible(actual: Value, expected: Value) -> bool:
     a, b = actual.type, expected.type
     if actual.name != expected.name or not isinstance(a, TensorType) or not isinstance(b, TensorType):
         return False
-    return a.is_compatible(b) and (a.shape is not None or b.shape is None)
+    return may_equal(a, b) and (a.shape is not None or b.shape is None)
 
 
 def _check_order(program: StoredProgram) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Type as Type,
         Value as Value,
         is_static as is_static,
+        may_equal as may_equal,
     )
 
 __all__, __getattr__, __dir__ = load_lazily(__name__)

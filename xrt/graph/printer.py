@@ -114,7 +114,7 @@ class _Printer:
             if function.position(name) is None:  # the types of node outputs are printed with the nodes
                 yield f"type {_name(name)}: {format_type(type_)}"
         for name, constant in function.constants.items():
-            yield f"const {_name(name)}: {self._tensor(constant, ' = ')}"
+            yield f"const {_name(name)}: {format_type(constant.type)} = {self._format_constant(constant)}"
 
     def _node(self, node: Node, function: Function, indent: str) -> Iterator[str]:
         outputs = ", ".join(_format_output(name, function) for name in node.outputs) or "()"
@@ -152,13 +152,13 @@ class _Printer:
         if kind.is_list and not attribute.value:
             return f"{kind.name.lower()} []"
         items = attribute.value if kind.is_list else (attribute.value,)
-        texts = [f"tensor {self._tensor(x, ' ')}" if kind.element is AttrKind.TENSOR else _ITEMS[kind.element](x) for x in items]
+        if kind.element is AttrKind.TENSOR:
+            texts = [f"tensor {format_type(item.type)} {self._format_constant(item)}" for item in items]
+        else:
+            texts = [_ITEMS[kind.element](item) for item in items]
         return f"[{', '.join(texts)}]" if kind.is_list else texts[0]
 
-    def _tensor(self, constant: Constant, between: str) -> str:
-        return f"{format_type(constant.type)}{between}{self._content(constant)}"
-
-    def _content(self, constant: Constant) -> str:
+    def _format_constant(self, constant: Constant) -> str:
         if not self.complete and constant.array.size > MOST_ELEMENTS:
             return f'sha256 "{constant.digest.hex()}"'
         texts = format_elements(constant)

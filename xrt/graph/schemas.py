@@ -183,19 +183,20 @@ def why_unknown(op_type: str, version: int, domain: str) -> str:
     """Explain why an operator is unknown: it was introduced later, or is misspelled (with the closest name)."""
     title = domain_title(domain)
     if op_type in operator_names(domain):
-        return f"{op_type} came with opset {first_version(op_type, domain)} of {title}; the graph is at opset {version}"
+        first = _load_history()[domain][op_type][0]
+        return f"{op_type} came with opset {first} of {title}; the graph is at opset {version}"
     return f"{op_type} is not an operator of {title} at opset {version}.{did_you_mean(op_type, operator_names(domain))}"
 
 
 @lru_cache(maxsize=1)
 def _load_history() -> Mapping[str, Mapping[str, tuple[int, ...]]]:
-    """Load the versions of all operators in ``onnx``, by domain and name."""
+    """Load the versions of all operators in ``onnx``, oldest first, by domain and name."""
     from onnx import defs
 
     history: dict[str, dict[str, tuple[int, ...]]] = {}
     for schema in defs.get_all_schemas_with_history():
         versions = history.setdefault(schema.domain, {})
-        versions[schema.name] = (*versions.get(schema.name, ()), schema.since_version)
+        versions[schema.name] = tuple(sorted((*versions.get(schema.name, ()), schema.since_version)))
     return history
 
 
@@ -204,29 +205,15 @@ def operator_names(domain: str = "") -> tuple[str, ...]:
     return tuple(sorted(_load_history().get(domain, ())))
 
 
-def first_version(op_type: str, domain: str = "") -> int:
-    """The opset version that introduced an operator; raises KeyError if there is none."""
-    return min(_load_history()[domain][op_type])
-
-
 def latest_version(domain: str = "") -> int:
     """The newest version of a domain in the installed ``onnx``; 0 for an unknown domain."""
     from onnx import defs
 
     if not domain:
         return latest_opset()
-    return int(defs.onnx_ml_opset_version()) if domain == defs.ONNX_ML_DOMAIN else _load_latest_versions().get(domain, 0)
-
-
-@lru_cache(maxsize=1)
-def _load_latest_versions() -> Mapping[str, int]:
-    """Load the newest version of each domain, ten times faster than by `_load_history`."""
-    from onnx import defs
-
-    newest: dict[str, int] = {}
-    for schema in defs.get_all_schemas():
-        newest[schema.domain] = max(newest.get(schema.domain, 0), schema.since_version)
-    return newest
+    if domain == defs.ONNX_ML_DOMAIN:
+        return int(defs.onnx_ml_opset_version())
+    return max((versions[-1] for versions in _load_history().get(domain, {}).values()), default=0)
 
 
 def domain_title(domain: str) -> str:
@@ -348,14 +335,3 @@ def join_types(a: Type | None, b: Type | None) -> Type | None:
 
 def _unwrap_optional(type_: Type | None) -> Type | None:
     return type_.element if isinstance(type_, OptionalType) else type_
-
-
-def may_equal(a: Type, b: Type) -> bool:
-    """Whether one value can have both types: same kind and element type, and no two fixed extents that differ."""
-    if not isinstance(a, TensorType) or not isinstance(b, TensorType):
-        return a == b
-    if a.dtype is not b.dtype or a.shape is None or b.shape is None:
-        return a.dtype is b.dtype
-    return len(a.shape) == len(b.shape) and all(
-        x == y or not (isinstance(x, int) and isinstance(y, int)) for x, y in zip(a.shape, b.shape, strict=True)
-    )

@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from xrt.errors import ModelError, did_you_mean
-from xrt.graph.schemas import may_equal
-from xrt.graph.types import TensorType
+from xrt.graph.types import TensorType, may_equal
 
 if TYPE_CHECKING:
     from xrt.graph.function import Function

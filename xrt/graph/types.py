@@ -154,18 +154,6 @@ class TensorType:
     def with_shape(self, shape: Shape | None) -> TensorType:
         return replace(self, shape=shape)
 
-    def is_compatible(self, other: Type | None) -> bool:
-        """Whether ``other`` is a tensor of equal element type and rank without a different fixed extent.
-
-        An unknown shape is compatible with every shape.
-        """
-        if not isinstance(other, TensorType) or self.dtype is not other.dtype:
-            return False
-        if self.shape is None or other.shape is None:
-            return True
-        pairs = zip(self.shape, other.shape, strict=False)
-        return len(self.shape) == len(other.shape) and all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
-
 
 @dataclass(frozen=True, slots=True)
 class SequenceType:
@@ -215,3 +203,20 @@ class Value:
 def is_static(type_: Type | None) -> bool:
     """Whether the type is a tensor with only fixed extents."""
     return isinstance(type_, TensorType) and type_.is_static
+
+
+def may_equal(a: Type, b: Type) -> bool:
+    """Whether one value can have both types.
+
+    Tensors need one element type, one rank, and no fixed extents that differ; an unknown shape or extent fits any other. Other
+    types must be equal.
+    """
+    if not isinstance(a, TensorType) or not isinstance(b, TensorType):
+        return a == b
+    if a.dtype is not b.dtype:
+        return False
+    if a.shape is None or b.shape is None:
+        return True
+    if len(a.shape) != len(b.shape):
+        return False
+    return all(x == y for x, y in zip(a.shape, b.shape, strict=True) if isinstance(x, int) and isinstance(y, int))

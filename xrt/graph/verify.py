@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from xrt.errors import ModelError, did_you_mean
 from xrt.graph.device_names import is_device
-from xrt.graph.schemas import Operator, bind, domain_title, find_operator, latest_version, may_equal, why_deprecated, why_unknown
+from xrt.graph.schemas import Operator, bind, domain_title, find_operator, latest_version, why_deprecated, why_unknown
 from xrt.graph.state import find_violations as find_state_violations
-from xrt.graph.types import SequenceType, TensorType, Type
+from xrt.graph.types import SequenceType, TensorType, Type, may_equal
 
 if TYPE_CHECKING:
     from xrt.graph.function import Function

@@ -416,8 +416,11 @@ class Box:
 def draw_plan(name: str, plan: Sequence[RegionTimes], timeline: MeanCall | None, colors: Mapping[str, str]) -> dict[str, Any]:
     """Lay out a plan as boxes and edges; return data for the template ``parts.html``. ``colors`` has CSS classes by engine."""
     groups = split_in_boxes(len(plan))
-    inner = [_make_box([plan[i] for i in group], _sum_seconds(group, timeline), timeline, colors) for group in groups]
-    return draw_boxes(inner, _find_flows(plan, groups), _describe(name, plan, groups))
+    boxes = []
+    for group in groups:
+        total = sum(timeline.regions[index] for index in group) if timeline else None
+        boxes.append(_make_box([plan[index] for index in group], total, timeline, colors))
+    return draw_boxes(boxes, _find_flows(plan, groups), _describe(name, plan, groups))
 
 
 def picture_plan(name: str, plan: Sequence[RegionTimes], timeline: MeanCall | None, colors: Mapping[str, str]) -> dict[str, Any]:
@@ -523,10 +526,6 @@ def split_in_boxes(count: int) -> list[range]:
     boxes = min(count, MOST)
     bounds = [round(index * count / boxes) for index in range(boxes + 1)] if boxes else []
     return [range(low, high) for low, high in pairwise(bounds)]
-
-
-def _sum_seconds(group: range, timeline: MeanCall | None) -> float | None:
-    return None if timeline is None else sum(timeline.regions[index] for index in group)
 
 
 def _make_box(regions: Sequence[RegionTimes], total: float | None, timeline: MeanCall | None, colors: Mapping[str, str]) -> Box:

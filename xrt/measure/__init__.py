@@ -1,3 +1,1 @@
-"""Measurement: timing of calls, interleaved rounds, statistics of paired rounds, and closed-loop load. Independent of models and
-engines.
-"""
+"""Timing of calls, interleaved rounds, statistics of paired rounds, and closed-loop load, independent of models and engines."""

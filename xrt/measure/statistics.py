@@ -24,7 +24,7 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class RatioInterval:
-    """The median of per-round ratios with its interval, 95 % unless stated otherwise."""
+    """The median of per-round ratios with its 95 % interval, unless a function states another interval."""
 
     median: float
     low: float
@@ -39,23 +39,21 @@ class RatioInterval:
         return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
-def bootstrap(ratios: Sequence[float], confidence: float = 0.95, seed: int = 0) -> RatioInterval:
+def bootstrap(ratios: Sequence[float]) -> RatioInterval:
     """Compute the median with its percentile bootstrap interval (Efron 1979), with a fixed seed.
 
     The interval always contains the median. For a single ratio it is degenerate and carries no information.
     """
     sample = np.asarray(ratios, np.float64)
-    medians = _resample_medians(sample, np.random.default_rng(seed))
-    return _make_interval(float(np.median(sample)), medians, confidence)
+    return _make_interval(float(np.median(sample)), _resample_medians(sample, np.random.default_rng(0)))
 
 
 def _resample_medians(sample: Array, generator: np.random.Generator) -> Array:
     return np.asarray(np.median(generator.choice(sample, (RESAMPLES, sample.size)), axis=1), np.float64)
 
 
-def _make_interval(median: float, resampled: Array, confidence: float) -> RatioInterval:
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(resampled, (tail, 1 - tail))
+def _make_interval(median: float, resampled: Array) -> RatioInterval:
+    low, high = np.quantile(resampled, (0.025, 0.975))
     return RatioInterval(median, min(float(low), median), max(float(high), median))
 
 
@@ -64,7 +62,7 @@ def compute_round_ratio(of: Sequence[float], to: Sequence[float]) -> RatioInterv
     return bootstrap([a / b for a, b in zip(of, to, strict=False)])
 
 
-def compute_ratio_of_medians(of: Sequence[float], to: Sequence[float], seed: int = 0) -> RatioInterval:
+def compute_ratio_of_medians(of: Sequence[float], to: Sequence[float]) -> RatioInterval:
     """Compute the ratio of two medians over common rounds. The bootstrap resamples rounds, not single times.
 
     Unlike the median of ratios, it equals the quotient of the two displayed medians. Drift cancels, as both medians use the same
@@ -74,9 +72,9 @@ def compute_ratio_of_medians(of: Sequence[float], to: Sequence[float], seed: int
     count = min(len(of), len(to))
     numerator, denominator = np.asarray(of[:count], np.float64), np.asarray(to[:count], np.float64)
     # The same rounds for both candidates keep them paired.
-    samples = np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))
+    samples = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
     medians = np.median(numerator[samples], axis=1) / np.median(denominator[samples], axis=1)
-    return _make_interval(float(np.median(numerator) / np.median(denominator)), medians, 0.95)
+    return _make_interval(float(np.median(numerator) / np.median(denominator)), medians)
 
 
 def compute_round_ratio_with_drift(of: Sequence[float], to: Sequence[float], *, parts: int) -> RatioInterval:
@@ -92,9 +90,7 @@ def compute_round_ratio_with_drift(of: Sequence[float], to: Sequence[float], *, 
     return RatioInterval(interval.median, min(interval.low, *medians), max(interval.high, *medians))
 
 
-def compute_geometric_mean(
-    rounds: Sequence[tuple[Sequence[float], Sequence[float]]], confidence: float = 0.95, seed: int = 0
-) -> RatioInterval | None:
+def compute_geometric_mean(rounds: Sequence[tuple[Sequence[float], Sequence[float]]]) -> RatioInterval | None:
     """Compute the geometric mean over models of the median ratios, with its bootstrap interval. None without models.
 
     ``rounds`` has the rounds of two candidates per model, which are resampled independently: the interval covers measurement
@@ -102,11 +98,11 @@ def compute_geometric_mean(
     """
     if not rounds:
         return None
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     ratios = [np.array([a / b for a, b in zip(of, to, strict=False)]) for of, to in rounds]
     logs = [np.log(_resample_medians(each, generator)) for each in ratios]
     mean = float(np.exp(np.mean([np.log(np.median(each)) for each in ratios])))
-    return _make_interval(mean, np.exp(np.mean(logs, axis=0)), confidence)
+    return _make_interval(mean, np.exp(np.mean(logs, axis=0)))
 
 
 def compute_quartiles(values: Sequence[float]) -> RatioInterval:

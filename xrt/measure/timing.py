@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -212,10 +212,6 @@ class LoadResult:
     """Median latency in seconds, from request to result."""
     p99: float
     """99th percentile of the latency in seconds: an observed value, not interpolated."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a dict."""
-        return asdict(self)
 
 
 def run_closed_loop(

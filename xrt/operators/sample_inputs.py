@@ -78,7 +78,8 @@ def _sample(value: Value, type_: Type | None, sizes: Mapping[str, int], generato
     if isinstance(type_, SequenceType):
         return [_sample(value, type_.element, sizes, generator, domain) for _ in range(_SEQUENCE_LENGTH)]
     if isinstance(type_, TensorType) and type_.shape is not None:
-        return _make_array(value, type_.with_shape(tuple(_choose_extent(dim, sizes) for dim in type_.shape)), generator, domain)
+        shape = tuple(dim if isinstance(dim, int) else sizes.get(dim or "", 1) for dim in type_.shape)
+        return _make_array(value, type_.with_shape(shape), generator, domain)
     kind = "a map" if isinstance(type_, MapType) else "of unknown type" if type_ is None else "of unknown rank"
     raise InputError(f"input {value} is {kind}, so no random value can be made for it; give one")
 
@@ -92,7 +93,10 @@ def _make_array(value: Value, type_: TensorType, generator: np.random.Generator,
             f"input {value.name!r} is {type_}, and random values for it take {needed} bytes, more than there is memory"
         )
     try:
-        return _make_tensor(type_.dtype, shape, generator, domain)
+        if type_.dtype is DType.STRING:
+            return _draw_strings(shape, generator, domain if isinstance(domain, Mapping) else {})
+        numbers = _draw_numbers(type_.dtype, shape, generator, domain if isinstance(domain, int) else None)
+        return np.asarray(numbers).astype(type_.dtype.numpy)
     except (MemoryError, OverflowError) as error:
         raise InputError(f"input {value.name!r} is {type_}, and there is no memory for random values of it: {error}") from error
 
@@ -102,18 +106,6 @@ def _read_memory_size() -> int:
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return sys.maxsize
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _choose_extent(dim: int | str | None, sizes: Mapping[str, int]) -> int:
-    if isinstance(dim, int):
-        return dim
-    return sizes.get(dim, 1) if dim is not None else 1
-
-
-def _make_tensor(dtype: DType, shape: tuple[int, ...], generator: np.random.Generator, domain: Domain) -> Array:
-    if dtype is DType.STRING:
-        return _draw_strings(shape, generator, domain if isinstance(domain, Mapping) else {})
-    return np.asarray(_draw_numbers(dtype, shape, generator, domain if isinstance(domain, int) else None)).astype(dtype.numpy)
 
 
 def _draw_strings(shape: tuple[int, ...], generator: np.random.Generator, categories: Categories) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, since_version
 from xrt.graph.function import pause_gc
 from xrt.graph.node import FreshNames, list_definitions, rename_node
-from xrt.graph.schemas import may_equal
+from xrt.graph.types import may_equal
 from xrt.operators.rewriting import find_constant
 from xrt.operators.traits import is_deterministic
 from xrt.passes.shape_inference import Knowledge, infer_shapes

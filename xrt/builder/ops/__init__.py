@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.builder.ops import ml
 from xrt.builder.ops.functions import find, names
-from xrt.builder.record_op import apply, apply_opaque
+from xrt.builder.record_op import apply, current
+from xrt.graph.node import read_attributes
 from xrt.graph.schemas import latest_version
 
 if TYPE_CHECKING:
@@ -38,7 +39,14 @@ def custom(
     """
     if latest_version(domain):
         return apply(op_type, inputs, attributes, domain=domain, name=name)
-    return apply_opaque(op_type, inputs, attributes, domain=domain, version=version, types=types, name=name)
+    builder = current(f"xrt.ops.custom({op_type!r})")
+    builder.import_domain(domain, version)
+    tensors = [None if item is None else builder.symbol(item) for item in inputs]
+    node_attributes = read_attributes({key: value for key, value in attributes.items() if value is not None})
+    labels = [str(number) for number in range(1, len(types) + 1)]
+    node = builder.new_node(op_type, tensors, len(types), node_attributes, domain=domain, name=name, labels=labels)
+    results = builder.record(node, types)
+    return results[0] if len(results) == 1 else results
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

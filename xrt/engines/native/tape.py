@@ -17,7 +17,7 @@ from xrt.engines.native.library import MessageBuffer, NativeKernel
 from xrt.engines.native.marshalling import ABSENT, make_aligned, make_array_c, make_tensor_c, marshal_node
 from xrt.engines.toolkit.memory import LiveRange, assign_offsets
 from xrt.errors import CompileFailed, CompileRefused, InputError, RunFailed
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, may_equal, read_attributes
 
 Array = np.ndarray[Any, Any]
 
@@ -320,7 +320,7 @@ def _iter_output_types(kernel: NativeKernel, node: Node, function: Function, out
         where = f"output {index} of node {node.name!r} ({node.op})"
         if type_ is None:
             raise CompileFailed(f"{kernel} returns no type for {where}, or one that XRT does not support; its prepare is wrong")
-        if declared is not None and not type_.is_compatible(declared):
+        if declared is not None and not may_equal(type_, declared):
             raise CompileFailed(f"{kernel} returns {type_} for {where}, which is {declared}; its prepare is wrong")
         yield name, type_
 

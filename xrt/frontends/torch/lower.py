@@ -31,7 +31,7 @@ from xrt.frontends.torch.symbols import SymbolicNumber, Symbols
 from xrt.graph import DType, TensorType, read_attributes
 from xrt.graph.constants import Constant
 from xrt.graph.node import DOMAIN, OpaqueCall, Tagged
-from xrt.graph.schemas import may_equal
+from xrt.graph.types import may_equal
 
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node as Call

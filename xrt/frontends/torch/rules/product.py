@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.builder.record_op import current, emit
+from xrt.builder.tensor import Tensor
 from xrt.frontends.torch.rules.elementwise import drop, multiply_by
 from xrt.frontends.torch.rules.table import (
     Unsupported,
@@ -24,7 +25,6 @@ from xrt.frontends.torch.symbols import set_shape
 from xrt.graph import DType, TensorType
 
 if TYPE_CHECKING:
-    from xrt.builder import Tensor
     from xrt.graph import Dim
 
 
@@ -60,7 +60,7 @@ def _find_untransposed(x: Tensor) -> tuple[Tensor, int]:
     builder = current("a product")
     for node in builder.nodes[-_MAX_SEARCHED_NODES:]:
         if node.outputs[0] == x.name and node.op == "Transpose" and len(node.attr("perm") or ()) == 2:
-            return builder.tensor(node.inputs[0], x.type), 1
+            return Tensor(builder, node.inputs[0], x.type), 1
     return x, 0
 
 
