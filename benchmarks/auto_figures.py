@@ -7,7 +7,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any, TypeAlias
 
-from xrt.measure.statistics import FLOOR, RatioInterval, compute_round_ratio
+from xrt.measure.statistics import MIN_DIFFERENCE, RatioInterval, compute_round_ratio
 
 Record: TypeAlias = Mapping[str, Any]
 
@@ -21,9 +21,9 @@ ALWAYS = "ort"
 
 def judge(gain: RatioInterval) -> str:
     """Return the outcome of a gain: a win or a loss if the interval excludes 1 and the median differs by more than the noise."""
-    if gain.low > 1 and gain.median >= 1 + FLOOR:
+    if gain.low > 1 and gain.median >= 1 + MIN_DIFFERENCE:
         return "win"
-    return "loss" if gain.high < 1 and gain.median <= 1 - FLOOR else "tie"
+    return "loss" if gain.high < 1 and gain.median <= 1 - MIN_DIFFERENCE else "tie"
 
 
 def make_row(record: Record) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from xrt.engines.contract import registry
 from xrt.errors import XRTError
 from xrt.graph import Function
 from xrt.measure.statistics import take_turns
-from xrt.measure.timing import Clock, choose_calls, seconds_per_call, seconds_per_turn, time_call
+from xrt.measure.timing import Clock, choose_calls, measure_call, measure_turn, time_call
 from xrt.models import sample_inputs
 from xrt.placement.result import CandidateResult, describe_plan
 
@@ -89,9 +89,9 @@ def probe(request: Mapping[str, Any]) -> dict[str, Any]:
     function, inputs = load(request)
     single = make_module(function, request["engines"][0], request)
     _, compile_seconds = time_call(partial(single.compile, **inputs))
-    first = seconds_per_call(lambda: single(**inputs))
+    first = measure_call(lambda: single(**inputs))
     calls = max(1, min(5, int(1 / first)))
-    return {"compile": compile_seconds, "seconds": min(seconds_per_call(lambda: single(**inputs)) for _ in range(calls))}
+    return {"compile": compile_seconds, "seconds": min(measure_call(lambda: single(**inputs)) for _ in range(calls))}
 
 
 # ---------------------------------------------------------------------- compare
@@ -154,12 +154,12 @@ def measure_in_turn(
 
     A turn starts after the threads of the previous one are asleep; its first call is not counted unless it is long.
     """
-    alone = {name: min(seconds_per_call(call, 1, clock) for _ in range(2)) for name, call in calls.items()}
+    alone = {name: min(measure_call(call, 1, clock) for _ in range(2)) for name, call in calls.items()}
     best = min(alone.values())
     slow = {name: f"slow: {t / best:.0f} x the fastest" for name, t in alone.items() if t > FAR * best and name != "auto"}
     fast = {name: call for name, call in calls.items() if name not in slow}
     turns = {
-        name: partial(seconds_per_turn, call, choose_calls(call, TURN_SECONDS, clock), clock, warms=alone[name] < WARM_UP_SECONDS)
+        name: partial(measure_turn, call, choose_calls(call, TURN_SECONDS, clock), clock, warms=alone[name] < WARM_UP_SECONDS)
         for name, call in fast.items()
     }
     start = clock()

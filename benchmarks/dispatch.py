@@ -21,7 +21,7 @@ import numpy as np
 from output import make_parser, open_session, print_figures
 
 import xrt
-from xrt.bench import Timing, interleave, machine, ratio
+from xrt.bench import Timing, compute_ratio, interleave, machine
 from xrt.formats import onnx as onnx_format
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.measure.statistics import take_turns
@@ -112,7 +112,10 @@ def large(engine: str, rounds: int, threads: int, floats: int) -> dict[str, Any]
 
 def against_own(times: Mapping[str, Timing]) -> dict[str, Any]:
     """Compute the median of each call and its ratio to the engine's own call."""
-    return {name: {"us": 1e6 * timing.median, "ratio": asdict(ratio(timing, [times["own"]]))} for name, timing in times.items()}
+    return {
+        name: {"us": 1e6 * timing.median, "ratio": asdict(compute_ratio(timing, [times["own"]]))}
+        for name, timing in times.items()
+    }
 
 
 def threaded(engine: str, rounds: int, threads: int, floats: int) -> dict[str, Any]:
@@ -125,7 +128,7 @@ def threaded(engine: str, rounds: int, threads: int, floats: int) -> dict[str, A
         with ThreadPoolExecutor(CALLERS) as pool:
             times = in_turn({"module": module, "own": own}, pool, size, calls, rounds)
         rate = {name: CALLERS / timing.median for name, timing in times.items()}
-        row[f"{size} floats"] = {"per_s": rate, "ratio": asdict(ratio(times["own"], [times["module"]]))}
+        row[f"{size} floats"] = {"per_s": rate, "ratio": asdict(compute_ratio(times["own"], [times["module"]]))}
     return row
 
 

@@ -28,7 +28,7 @@ from xrt.errors import OptionError, PlanError
 from xrt.formats.onnx.inference import node_types
 from xrt.graph import DType, Function, TensorType
 from xrt.measure.statistics import compute_round_ratio, take_turns
-from xrt.measure.timing import seconds_per_call
+from xrt.measure.timing import measure_call
 
 ENGINES = ("ort", "openvino", "tvm", "iree")
 POLICIES = ("one", "each")
@@ -118,16 +118,14 @@ def measure(engine: str, name: str, arguments: argparse.Namespace) -> dict[str, 
         x = make_input(function, size)
         actual, expected = modules["one"](x), modules["each"](x)
         difference = float(np.abs(actual - expected).max() / np.abs(expected).max())
-        times = take_turns(
-            {policy: partial(seconds_per_call, partial(modules[policy], x)) for policy in POLICIES}, arguments.rounds
-        )
+        times = take_turns({policy: partial(measure_call, partial(modules[policy], x)) for policy in POLICIES}, arguments.rounds)
         ratio = compute_round_ratio(times["one"], times["each"])
         row = {"size": size, "ratio": ratio.median, "low": ratio.low, "high": ratio.high, "difference": difference}
         rows.append({**row, "ms": 1e3 * float(np.median(times["each"]))})
     new_inputs = [make_input(function, size) for size in range(max(sizes) + 1, max(sizes) + 1 + NEW_SIZES)]
     first_calls = {}
     for policy, module in modules.items():
-        seconds = [seconds_per_call(partial(module, x)) for x in new_inputs]
+        seconds = [measure_call(partial(module, x)) for x in new_inputs]
         first_calls[f"first_call_{policy}_ms"] = 1e3 * float(np.median(seconds))
         module.close()
     return {"engine": engine, "model": name, "sizes": rows, **first_calls}

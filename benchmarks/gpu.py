@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import xrt
-from xrt.bench import Timing, interleave, ratio
+from xrt.bench import Timing, compute_ratio, interleave
 from xrt.engines.contract import registry
 from xrt.errors import DeviceError, XRTError
 from xrt.graph import DType, Function, Node, TensorType, Value
@@ -140,7 +140,9 @@ def _timed(candidates: dict[str, Callable[[], Any]], rounds: int) -> Figures:
         call(), call()
     timings = interleave(candidates, rounds=rounds)
     ratios = {
-        name: asdict(ratio(timings[name], [timings["own"]])) for name in ("call", "graph") if name in timings and "own" in timings
+        name: asdict(compute_ratio(timings[name], [timings["own"]]))
+        for name in ("call", "graph")
+        if name in timings and "own" in timings
     }
     return {"seconds": {name: timing.median for name, timing in timings.items()}, "to_own": ratios}
 
@@ -155,7 +157,7 @@ def bandwidth(gpu: Device, extent: int, rounds: int, engines: Sequence[str]) -> 
         call(), call()
     timings: dict[str, Timing] = interleave(candidates, rounds=rounds)
     rates = {name: nbytes / timing.median for name, timing in timings.items()}
-    share = {name: asdict(ratio(timings["copy"], [timings[name]])) for name in engines}
+    share = {name: asdict(compute_ratio(timings["copy"], [timings[name]])) for name in engines}
     return {"extent": extent, "bytes_per_second": rates, "of_the_copy": share}
 
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from output import make_parser, print_figures
 
-from xrt.bench import RatioInterval, interleave, machine, ratio
+from xrt.bench import RatioInterval, compute_ratio, interleave, machine
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
@@ -124,7 +124,7 @@ def measure(name: str, sizes: Sequence[int], rounds: int) -> list[dict[str, Any]
     rows = []
     for size, graph in graphs.items():
         timing = times[str(size)]
-        growth = ratio(timing, [smallest])
+        growth = compute_ratio(timing, [smallest])
         scale = sizes[0] / size
         rows.append(
             {

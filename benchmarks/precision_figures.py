@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xrt.measure.statistics import compute_geometric_mean, compute_round_ratio, take_turns
-from xrt.measure.timing import choose_calls_per_turn, seconds_per_turn
+from xrt.measure.timing import choose_calls_per_turn, measure_turn
 from xrt.precision import ErrorBudget
 from xrt.precision.budget import find_fault
 
@@ -56,7 +56,7 @@ def take_rounds(candidates: Mapping[str, Candidate], example: Example, seconds: 
     turns = {}
     for name, candidate in candidates.items():
         call = partial(candidate.call, example)
-        turns[name] = partial(seconds_per_turn, call, choose_calls_per_turn(seconds_per_turn(call, 1), TURN))
+        turns[name] = partial(measure_turn, call, choose_calls_per_turn(measure_turn(call, 1), TURN))
     until = time.perf_counter() + seconds
     return take_turns(turns, MOST_ROUNDS, lambda rounds, _: rounds >= LEAST_ROUNDS and time.perf_counter() >= until)
 

@@ -30,9 +30,9 @@ from typing import Any
 
 from benchmarks.output import ChildFailed, make_parser, print_figures, run_python
 from benchmarks.pytorch_ways import compile_ways
-from xrt.bench import Timing, interleave, machine, ratio
+from xrt.bench import Timing, compute_ratio, interleave, machine
 from xrt.measure.statistics import take_turns
-from xrt.measure.timing import LONGEST_WAIT, seconds_per_call
+from xrt.measure.timing import MAX_IDLE_WAIT, measure_call
 
 NAMES = ("bert", "gpt2", "convnext", "resnet50", "vit", "lstm")
 OTHERS = ("eager", "inductor", "inductor frozen", "onnxruntime", "openvino")
@@ -50,7 +50,7 @@ def measure_calls(name: str, threads: int, budget: float, rounds: int, ways: tup
 
     with torch.no_grad():
         calls = compile_ways(name, threads, budget, ways)
-        timings = interleave(calls, rounds=rounds, idle=LONGEST_WAIT)
+        timings = interleave(calls, rounds=rounds, idle=MAX_IDLE_WAIT)
     return summarize(timings, OURS)
 
 
@@ -59,7 +59,7 @@ def summarize(timings: Mapping[str, Timing], bases: Iterable[str] = ()) -> dict[
     found: dict[str, Any] = {"seconds": {way: statistics.median(timing.seconds) for way, timing in timings.items()}}
     for base in (base for base in bases if base in timings):
         others = (way for way in timings if way != base)
-        found[base] = {way: asdict(ratio(timings[way], [timings[base]])) for way in others}
+        found[base] = {way: asdict(compute_ratio(timings[way], [timings[base]])) for way in others}
     return found
 
 
@@ -77,7 +77,7 @@ def measure_capture(name: str, rounds: int) -> dict[str, Any]:
         "from_torch": partial(xrt.from_torch, module, inputs),
     }
     with torch.no_grad():
-        times = take_turns({name: partial(seconds_per_call, call) for name, call in calls.items()}, rounds + 1)
+        times = take_turns({name: partial(measure_call, call) for name, call in calls.items()}, rounds + 1)
     return {name: statistics.median(seconds[1:]) for name, seconds in times.items()}
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import xrt
-from xrt.bench import Timing, interleave, ratio
+from xrt.bench import Timing, compute_ratio, interleave
 from xrt.engines import CompileContext, Executable
 from xrt.engines.contract import registry
 from xrt.errors import XRTError
@@ -114,7 +114,7 @@ def compared(of: Timing, to: list[Timing], less: float = 0.0) -> dict[str, float
     Other work of the machine only increases times, so the ratio of the best times varies less.
     """
     charged = Timing(tuple(max(seconds - less, 0.0) for seconds in of.seconds))
-    return {**asdict(ratio(charged, to)), "best": min(charged.seconds) / sum(min(t.seconds) for t in to)}
+    return {**asdict(compute_ratio(charged, to)), "best": min(charged.seconds) / sum(min(t.seconds) for t in to)}
 
 
 # ---------------------------------------------------------------------- pairs

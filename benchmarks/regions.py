@@ -25,7 +25,7 @@ from output import make_parser, print_figures
 from region_pairs import ENGINES, KINDS, memory_kinds, pairs
 
 import xrt
-from xrt.bench import RatioInterval, Timing, interleave, machine, ratio
+from xrt.bench import RatioInterval, Timing, compute_ratio, interleave, machine
 from xrt.engines import CompileContext
 from xrt.engines.contract import registry
 from xrt.engines.native import why_not_shipped
@@ -80,9 +80,9 @@ def measured(what: str, cut: xrt.XRTModule, whole: xrt.XRTModule, x: Any, thread
         "cut_ms": 1e3 * times["cut"].median,
         "whole_ms": 1e3 * times["whole"].median,
         "lost_fusion_ms": 1e3 * float(np.median(lost)),
-        "to_regions_alone": asdict(ratio(times["cut"], alone)),
-        "bound_to_regions_alone": asdict(ratio(times["bound"], alone)),
-        "to_one_region": asdict(ratio(times["cut"], [times["whole"]])),
+        "to_regions_alone": asdict(compute_ratio(times["cut"], alone)),
+        "bound_to_regions_alone": asdict(compute_ratio(times["bound"], alone)),
+        "to_one_region": asdict(compute_ratio(times["cut"], [times["whole"]])),
         "lost_fusion": lost_fusion(alone, times["whole"]),
         "idle_cpu": idle_cpu(),
     }
@@ -90,7 +90,7 @@ def measured(what: str, cut: xrt.XRTModule, whole: xrt.XRTModule, x: Any, thread
 
 def lost_fusion(alone: list[Timing], whole: Timing) -> dict[str, float]:
     """Compute how much longer the regions alone take than the uncut model, as a share of the latter."""
-    more = ratio(Timing(tuple(map(sum, zip(*(timing.seconds for timing in alone), strict=True)))), [whole])
+    more = compute_ratio(Timing(tuple(map(sum, zip(*(timing.seconds for timing in alone), strict=True)))), [whole])
     return asdict(RatioInterval(more.median - 1, more.low - 1, more.high - 1))
 
 

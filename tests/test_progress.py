@@ -21,7 +21,7 @@ from xrt.cli.screen import show_status
 from xrt.engines import CompileContext, Executable
 from xrt.graph import Function
 from xrt.placement.result import Progress
-from xrt.progress import ERASE, NotebookLine, ProgressLine, TerminalLine, find_display, show_progress
+from xrt.progress import ERASE_LINE, NotebookLine, ProgressLine, TerminalLine, find_display, show_progress
 
 RELU = function(node("Relu", "x", "y"))
 X = np.ones(3, "float32")
@@ -55,7 +55,7 @@ def display(monkeypatch: pytest.MonkeyPatch) -> Recording:
     """A display that is found, on which work is shown from its beginning."""
     result = Recording()
     monkeypatch.setattr(progress, "find_display", lambda: result)
-    monkeypatch.setattr(progress, "DELAY", 0.0)
+    monkeypatch.setattr(progress, "DELAY_SECONDS", 0.0)
     return result
 
 
@@ -65,7 +65,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     stream = Terminal()
     monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=stream, modules={}))  # pytest sets its own for each phase
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv(progress.SWITCH, raising=False)
+    monkeypatch.delenv(progress.PROGRESS_VARIABLE, raising=False)
     return stream
 
 
@@ -74,19 +74,19 @@ class TestLine:
         monkeypatch.setenv("COLUMNS", "80")
         now, stream = [100.0], Terminal()
         line = ProgressLine(TerminalLine(stream), "compiling main", lambda: now[0])
-        line.tell("0 of 3 regions")
+        line.set_stage("0 of 3 regions")
         now[0] = 101.99
         line.tick()
         assert stream.getvalue() == ""
         now[0] = 102.0
         line.tick()
         line.tick()  # nothing has changed
-        line.tell("1 of 3 regions")
+        line.set_stage("1 of 3 regions")
         now[0] = 103.4
         line.tick()
         line.close()
-        output = f"{ERASE}xrt: compiling main, 2 s: 0 of 3 regions{ERASE}xrt: compiling main, 3 s: 1 of 3 regions{ERASE}"
-        assert stream.getvalue() == output
+        lines = ["xrt: compiling main, 2 s: 0 of 3 regions", "xrt: compiling main, 3 s: 1 of 3 regions"]
+        assert stream.getvalue() == ERASE_LINE + ERASE_LINE.join(lines) + ERASE_LINE
 
     def test_what_was_never_shown_leaves_nothing(self) -> None:
         stream = Terminal()
@@ -99,11 +99,11 @@ class TestLine:
         monkeypatch.setenv("COLUMNS", "40")
         now, stream = [0.0], Terminal()
         line = ProgressLine(TerminalLine(stream), "compiling \x1b[31m\u202e\n\u00e9 net", lambda: now[0])
-        line.tell("x" * 100)
+        line.set_stage("x" * 100)
         now[0] = 2.0
         line.tick()
-        assert stream.getvalue() == f"{ERASE}xrt: compiling ?[31m??? net, 2 s: xx..."
-        assert len(stream.getvalue()) - len(ERASE) == 39
+        assert stream.getvalue() == f"{ERASE_LINE}xrt: compiling ?[31m??? net, 2 s: xx..."
+        assert len(stream.getvalue()) - len(ERASE_LINE) == 39
 
     def test_a_notebook_replaces_one_output_and_keeps_the_last_line(self) -> None:
         calls: list[Any] = []
@@ -155,8 +155,8 @@ def closed() -> Terminal:
 
 
 UNSUITABLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "switched off": lambda patch: patch.setenv(progress.SWITCH, "off"),
-    "switched off in capitals": lambda patch: patch.setenv(progress.SWITCH, " OFF "),
+    "switched off": lambda patch: patch.setenv(progress.PROGRESS_VARIABLE, "off"),
+    "switched off in capitals": lambda patch: patch.setenv(progress.PROGRESS_VARIABLE, " OFF "),
     "a pipe": use_stream(io.StringIO()),
     "a write-only stream": use_stream(WriteOnly()),
     "a detached stream": use_stream(detached()),
@@ -206,7 +206,7 @@ class TestWork:
         progress.release_display()
 
     def test_not_before_its_time(self, display: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(progress, "DELAY", 1e6)
+        monkeypatch.setattr(progress, "DELAY_SECONDS", 1e6)
         with show_progress("working") as tell:
             tell("more")
         assert (display.lines, display.last) == ([], None)

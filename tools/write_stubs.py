@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
-from xrt.builder.ops.functions import names, newest, parameters
+from xrt.builder.ops.functions import find_newest_operator, list_names, list_parameters
 from xrt.builder.record_op import CONTROL_FLOW
 from xrt.graph.attributes import AttrKind
-from xrt.graph.schemas import DTYPE_ATTRIBUTES, FormalAttribute, Operator, domain_title
+from xrt.graph.schemas import DTYPE_ATTRIBUTES, FormalAttribute, Operator, format_domain
 
 OPS = Path(__file__).parents[1] / "xrt" / "builder" / "ops"
 _TYPES = {
@@ -51,10 +51,10 @@ def custom(
 
 def stub(domain: str) -> str:
     """The stub text for the module of a domain's operators."""
-    operators = (newest(name, domain) for name in names(domain))
+    operators = (find_newest_operator(name, domain) for name in list_names(domain))
     lines = (line for operator in operators if operator and not operator.is_deprecated for line in _definitions(operator))
     return (
-        _HEAD.format(title=domain_title(domain), more="" if domain else _MORE)
+        _HEAD.format(title=format_domain(domain), more="" if domain else _MORE)
         + ("" if domain else _CUSTOM)
         + "\n"
         + "\n".join(lines)
@@ -82,7 +82,7 @@ def _definition(operator: Operator, outputs: str, result: str) -> str:
 def _parameter_texts(operator: Operator, outputs: str) -> Iterator[str]:
     variadic = any(formal.is_variadic for formal in operator.inputs)
     before = None
-    for parameter in parameters(operator):
+    for parameter in list_parameters(operator):
         if before is parameter.POSITIONAL_ONLY and parameter.kind is not before:
             yield "/"
         if parameter.kind is parameter.KEYWORD_ONLY and before is not parameter.kind and not variadic:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from xrt.training import TrainModule as TrainModule
 
 from xrt.lazy_names import load_lazily
-from xrt.logging import follow
+from xrt.logging import configure_logging
 
 __version__ = "0.1.0"
 
@@ -61,4 +61,4 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-follow(os.environ)
+configure_logging(os.environ)

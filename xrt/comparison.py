@@ -205,7 +205,7 @@ def compare(
         if actual is expected:
             return Comparison()
         is_absent = actual is None
-        text = f"is absent; a {_kind(expected)} was expected" if is_absent else f"is a {_kind(actual)}; it must be absent"
+        text = f"is absent; a {_get_kind(expected)} was expected" if is_absent else f"is a {_get_kind(actual)}; it must be absent"
         return Comparison(f"{name} {text}")
     if isinstance(expected, dict):
         return _compare_mappings(actual, expected, tolerance, name)
@@ -243,13 +243,13 @@ def _merge(parts: Sequence[Comparison]) -> Comparison:
     return replace(worst, message=message, relative=max(part.relative for part in parts))
 
 
-def _kind(value: Any) -> str:
+def _get_kind(value: Any) -> str:
     return "list" if isinstance(value, list | tuple) else type(value).__name__
 
 
 def _compare_sequences(actual: Any, expected: Sequence[Any], tolerance: Tolerance | None, name: str) -> Comparison:
     if not isinstance(actual, list | tuple):
-        return Comparison(f"{name} is a {_kind(actual)}; it must be a list")
+        return Comparison(f"{name} is a {_get_kind(actual)}; it must be a list")
     if len(actual) != len(expected):
         return Comparison(f"{name} has {len(actual)} elements; {len(expected)} were expected")
     pairs = enumerate(zip(actual, expected, strict=True))
@@ -259,7 +259,7 @@ def _compare_sequences(actual: Any, expected: Sequence[Any], tolerance: Toleranc
 def _compare_mappings(actual: Any, expected: dict[Any, Any], tolerance: Tolerance | None, name: str) -> Comparison:
     """Compare dictionaries of numbers or strings by key; the keys must be equal."""
     if not isinstance(actual, dict):
-        return Comparison(f"{name} is a {_kind(actual)}; it must be a dictionary")
+        return Comparison(f"{name} is a {_get_kind(actual)}; it must be a dictionary")
     if actual.keys() != expected.keys():
         return Comparison(f"{name} has the keys {list(actual)}; {list(expected)} were expected")
     # ONNX operators compute maps of float32, but Python floats do not show it.
@@ -300,8 +300,8 @@ def _compare_strings(actual: Array, expected: Array, name: str) -> Comparison:
     if not differ.any():
         return Comparison()
     first = tuple(int(i) for i in np.unravel_index(int(np.argmax(differ)), differ.shape))
-    values = f"{name}{_index(first)} is {str(actual[first])!r}, {str(expected[first])!r} was expected"
-    return Comparison(f"{name} differs in {_count(differ)}; {values}")
+    values = f"{name}{_format_index(first)} is {str(actual[first])!r}, {str(expected[first])!r} was expected"
+    return Comparison(f"{name} differs in {_format_count(differ)}; {values}")
 
 
 def _compare_exact(actual: Array, expected: Array, ties: Ambiguity | None, name: str) -> Comparison:
@@ -361,20 +361,19 @@ def _report(actual: Array, expected: Array, gap: Array, relative: Array, wrong: 
         return Comparison()
     index = np.unravel_index(int(np.argmax(gap)), gap.shape)
     absolute, worst_relative = float(gap[index]), float(relative.max())
-    position = f"{name}{_index(index[: actual.ndim])}" if absolute else ""
+    position = f"{name}{_format_index(index[: actual.ndim])}" if absolute else ""
     if not wrong.any():
         return Comparison("", absolute, worst_relative, position)
     worst = np.unravel_index(int(np.argmax(np.where(wrong, gap, -1.0))), gap.shape)[: actual.ndim]
-    message = (
-        f"{name} differs in {_count(wrong)}; at worst {name}{_index(worst)} is {actual[worst]}, {expected[worst]} was expected "
-        f"(absolute difference {absolute:.3g}, relative {worst_relative:.3g}; {rule})"
-    )
+    values = f"{name}{_format_index(worst)} is {actual[worst]}, {expected[worst]} was expected"
+    differences = f"absolute difference {absolute:.3g}, relative {worst_relative:.3g}"
+    message = f"{name} differs in {_format_count(wrong)}; at worst {values} ({differences}; {rule})"
     return Comparison(message, absolute, worst_relative, position)
 
 
-def _count(mask: Array) -> str:
+def _format_count(mask: Array) -> str:
     return f"{int(mask.sum())} of {mask.size} elements"
 
 
-def _index(index: Sequence[Any]) -> str:
+def _format_index(index: Sequence[Any]) -> str:
     return f"[{','.join(str(int(i)) for i in index)}]" if index else ""

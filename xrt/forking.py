@@ -63,7 +63,7 @@ def get_generation() -> int:
     return _Process.generation
 
 
-def why_left_behind(generation: int) -> str:
+def why_unusable_after_fork(generation: int) -> str:
     """Explain why an object of this generation cannot be used here; empty if it can."""
     if generation == get_generation():
         return ""
@@ -76,7 +76,7 @@ def renew_after_fork(lock: L) -> L:
     return lock
 
 
-def leave_to_parent(value: object) -> None:
+def leak_in_child(value: object) -> None:
     """Register a native object that a forked child must never free, because only the parent may close it."""
     with suppress(TypeError):  # classes without weak references are not from native libraries
         forget, key = _Process.parent_objects.pop, id(value)

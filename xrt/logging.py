@@ -10,13 +10,13 @@ from collections.abc import Mapping
 
 from xrt.errors import XRTWarning, did_you_mean, warn
 
-VARIABLE = "XRT_LOG"
+LOG_VARIABLE = "XRT_LOG"
 """The environment variable: ``info`` or ``debug``; if unset, the program configures the logger."""
 
 _LEVELS = ("info", "debug")
 
 
-def follow(environment: Mapping[str, str]) -> None:
+def configure_logging(environment: Mapping[str, str]) -> None:
     """Configure the logger ``xrt`` from the environment: print to standard error, or stay silent.
 
     Warns about an unknown level. A second call changes the level without adding a handler.
@@ -25,17 +25,17 @@ def follow(environment: Mapping[str, str]) -> None:
     if not logger.handlers:
         # Without any handler, Python prints warnings of a logger on standard error.
         logger.addHandler(logging.NullHandler())
-    level = environment.get(VARIABLE, "").strip().lower()
+    level = environment.get(LOG_VARIABLE, "").strip().lower()
     if not level:
         return
     if level not in _LEVELS:
         hint = did_you_mean(level, _LEVELS)
-        warn(f"{VARIABLE} must be info or debug; got {level!r}, so nothing is logged.{hint}", XRTWarning)
+        warn(f"{LOG_VARIABLE} must be info or debug; got {level!r}, so nothing is logged.{hint}", XRTWarning)
         return
-    show(level)
+    log_to_stderr(level)
 
 
-def show(level: str) -> None:
+def log_to_stderr(level: str) -> None:
     """Print log records from this level on to standard error: debug, info, warning or error."""
     logger = logging.getLogger("xrt")
     logger.setLevel(level.upper())

@@ -18,11 +18,11 @@ from typing import Any, TextIO, TypeAlias
 
 from xrt.forking import renew_after_fork
 
-SWITCH = "XRT_PROGRESS"
+PROGRESS_VARIABLE = "XRT_PROGRESS"
 """The environment variable; ``off`` disables progress. `xrt.processes` sets it for worker processes."""
-DELAY = 2.0  # seconds before progress is shown
-PAUSE = 0.25  # seconds between updates
-ERASE = "\r\x1b[2K"
+DELAY_SECONDS = 2.0  # seconds before progress is shown
+UPDATE_SECONDS = 0.25  # seconds between updates
+ERASE_LINE = "\r\x1b[2K"
 
 ReportStage: TypeAlias = Callable[[str], None]
 """Sets the stage that the progress line shows, in a few words."""
@@ -36,10 +36,10 @@ class TerminalLine:
 
     def show(self, text: str) -> None:
         width = shutil.get_terminal_size().columns - 1
-        self._write(ERASE + (text if len(text) <= width else f"{text[: width - 3]}..."))
+        self._write(ERASE_LINE + (text if len(text) <= width else f"{text[: width - 3]}..."))
 
     def close(self, last: str) -> None:
-        self._write(ERASE)
+        self._write(ERASE_LINE)
 
     def _write(self, text: str) -> None:
         encoding = self._stream.encoding or "ascii"
@@ -75,14 +75,14 @@ class ProgressLine:
         self._display, self._title, self._clock = display, title, clock
         self._began, self._stage, self._shown = clock(), "", ""
 
-    def tell(self, stage: str) -> None:
+    def set_stage(self, stage: str) -> None:
         """Set the text of the current stage; the next `tick` shows it."""
         self._stage = stage
 
     def tick(self) -> None:
         """Update the line if it changed and the work has taken long enough."""
         elapsed = self._clock() - self._began
-        if elapsed < DELAY:
+        if elapsed < DELAY_SECONDS:
             return
         text = _clean(f"xrt: {self._title}, {elapsed:.0f} s{': ' if self._stage else ''}{self._stage}")
         if text != self._shown:
@@ -104,7 +104,7 @@ def find_display() -> TerminalLine | NotebookLine | None:
     """Create a display for progress, in the notebook cell or on the terminal; None if there is neither, or in a worker."""
     with suppress(Exception):  # sys.stderr may be any object: closed, or without isatty; multiprocessing may be half imported
         processes = sys.modules.get("multiprocessing")
-        if os.environ.get(SWITCH, "").strip().lower() == "off" or (processes and processes.parent_process()):
+        if os.environ.get(PROGRESS_VARIABLE, "").strip().lower() == "off" or (processes and processes.parent_process()):
             return None
         ipython = sys.modules.get("IPython")
         if ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None:
@@ -131,7 +131,7 @@ def release_display() -> None:
 
 @contextmanager
 def show_progress(title: str, *, enabled: bool = True) -> Iterator[ReportStage]:
-    """Show progress of the block after `DELAY` seconds; yields a function that sets the text of the current stage.
+    """Show progress of the block after `DELAY_SECONDS` seconds; yields a function that sets the text of the current stage.
 
     Nothing is shown if ``enabled`` is False, if there is no display, or if the display is in use.
     """
@@ -144,7 +144,7 @@ def show_progress(title: str, *, enabled: bool = True) -> Iterator[ReportStage]:
     try:
         with suppress(RuntimeError):  # no more threads available, or interpreter shutdown
             ticking.start()
-        yield line.tell
+        yield line.set_stage
     finally:
         ended.set()
         if ticking.ident is not None:
@@ -155,8 +155,8 @@ def show_progress(title: str, *, enabled: bool = True) -> Iterator[ReportStage]:
 
 
 def _tick(line: ProgressLine, ended: threading.Event) -> None:
-    delay = DELAY  # work that ends within it shows nothing
+    delay = DELAY_SECONDS  # work that ends within it shows nothing
     with suppress(Exception):  # whatever a closed terminal or notebook raises stops the display and not the work
         while not ended.wait(delay):
             line.tick()
-            delay = PAUSE
+            delay = UPDATE_SECONDS

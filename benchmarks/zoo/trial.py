@@ -16,7 +16,7 @@ import xrt
 from benchmarks.output import open_session
 from benchmarks.zoo.model import FOLDER, Case, load_case
 from xrt.measure.statistics import compute_round_ratio, take_turns
-from xrt.measure.timing import seconds_per_call, time_call
+from xrt.measure.timing import measure_call, time_call
 
 BUDGET = 5.0
 ROUNDS = 21
@@ -92,7 +92,7 @@ def compare_speed(module: xrt.XRTModule, case: Case, engine: str) -> dict[str, A
     candidates = {"ours": partial(module, **call), "alone": alone}
     for way in candidates.values():
         way()
-    seconds = min(seconds_per_call(alone) for _ in range(20))
+    seconds = min(measure_call(alone) for _ in range(20))
     inner = max(1, int(SAMPLE / seconds))
     samples = max(3, int(TURN / (seconds * inner)))
     times = take_turns({name: partial(turn_of, way, inner, samples) for name, way in candidates.items()}, ROUNDS)
@@ -102,7 +102,7 @@ def compare_speed(module: xrt.XRTModule, case: Case, engine: str) -> dict[str, A
 def turn_of(call: Any, inner: int, samples: int) -> float:
     """Measure seconds per call; return the smallest sample. First wait until idle threads of other libraries stop spinning."""
     time.sleep(PAUSE)
-    return min(seconds_per_call(call, inner) for _ in range(samples))
+    return min(measure_call(call, inner) for _ in range(samples))
 
 
 def compare(results: Sequence[Any], expected: Sequence[Any], tolerance: float) -> list[str]:

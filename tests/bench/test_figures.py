@@ -17,11 +17,11 @@ from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.measure import statistics
 from xrt.measure.statistics import RatioInterval, Timing, bootstrap
 from xrt.measure.timing import (
-    WARMUP_CALLS as MOST_CALLS,
-    WINDOW,
+    MAX_WARM_UP_CALLS as MOST_CALLS,
+    WINDOW_CALLS,
     choose_calls,
+    measure_turn,
     run_closed_loop,
-    seconds_per_turn,
     time_call,
     warm_up,
 )
@@ -54,7 +54,7 @@ def test_drift_that_both_share_cancels(drift: tuple[float, ...], factor: float) 
     of, to = Timing(tuple(factor * d for d in drift)), Timing(drift)
     result = statistics.compute_round_ratio(of.seconds, to.seconds)
     assert (result.low, result.median, result.high) == pytest.approx((factor,) * 3)
-    assert statistics.ratio(of, [to, to]).median == pytest.approx(factor / 2)
+    assert statistics.compute_ratio(of, [to, to]).median == pytest.approx(factor / 2)
     assert statistics.compute_round_ratio((4.0, 6.0), (2.0, 3.0, 100.0)).median == 2, "rounds that one did not take do not count"
 
 
@@ -69,10 +69,10 @@ def test_the_geometric_mean_is_that_of_the_ratios_and_its_interval_holds_it() ->
 
 
 def test_a_pair_is_judged_by_its_own_interval() -> None:
-    assert statistics.rank(RatioInterval(19.35, 6.46, 60.57)) == "slower"
-    assert statistics.rank(RatioInterval(1.02, 1.011, 1.03)) == "slower"
-    assert statistics.rank(RatioInterval(1.02, 1.005, 1.04)) == "tie"
-    assert statistics.rank(RatioInterval(1.3, 0.9, 2.1)) == "too noisy"
+    assert statistics.judge_ratio(RatioInterval(19.35, 6.46, 60.57)) == "slower"
+    assert statistics.judge_ratio(RatioInterval(1.02, 1.011, 1.03)) == "slower"
+    assert statistics.judge_ratio(RatioInterval(1.02, 1.005, 1.04)) == "tie"
+    assert statistics.judge_ratio(RatioInterval(1.3, 0.9, 2.1)) == "too noisy"
 
 
 def test_the_ratio_of_medians_is_that_of_the_times_that_are_shown() -> None:
@@ -127,8 +127,8 @@ def test_turns_end_when_they_suffice() -> None:
 
 def test_a_turn_begins_with_a_call_that_does_not_count() -> None:
     cold, warm = Ticking(5.0, 1.0, 1.0), Ticking(5.0, 1.0)
-    assert seconds_per_turn(cold.call, 2, cold) == 1.0
-    assert seconds_per_turn(warm.call, 2, warm, warms=False) == 3.0
+    assert measure_turn(cold.call, 2, cold) == 1.0
+    assert measure_turn(warm.call, 2, warm, warms=False) == 3.0
     assert time_call(lambda: warm.call() or "done", warm) == ("done", 1.0)
 
 
@@ -142,7 +142,7 @@ def test_warming_up_ends_when_the_time_no_longer_falls() -> None:
     clock = Ticking(*(1 / n for n in range(1, 20)), 0.05)
     result = warm_up(clock.call, seconds=1000, clock=clock)
     assert result.steady
-    assert 19 + WINDOW <= result.calls <= 19 + 2 * WINDOW
+    assert 19 + WINDOW_CALLS <= result.calls <= 19 + 2 * WINDOW_CALLS
 
 
 def test_warming_up_is_bounded_by_calls_and_by_seconds() -> None:

@@ -20,7 +20,7 @@ from xrt.bench.job_server import StartupReport
 from xrt.bench.report import summarize
 from xrt.engines.toy import Toy
 from xrt.graph import FrozenDict
-from xrt.html.views import INPUTS, MOST, Box, MeanCall, Reading, RegionTimes, draw_boxes, draw_plan, render_page
+from xrt.html.views import INPUTS, MAX_BOXES, Box, MeanCall, PlanRegion, RegionInput, draw_boxes, draw_plan, render_page
 from xrt.measure.statistics import compute_round_ratio
 from xrt.models import load
 from xrt.partition import ClusteringOptions, partition
@@ -35,36 +35,36 @@ def rounds(seconds: float, spread: float = 0.02, seed: int = 0, count: int = 20)
     return tuple(seconds * np.exp(spread * np.random.default_rng(seed).standard_normal(count)))
 
 
-def chain(*engines: str) -> tuple[RegionTimes, ...]:
+def chain(*engines: str) -> tuple[PlanRegion, ...]:
     """Return regions that run one after the other, each on the result of the one before."""
     last = len(engines) - 1
     return tuple(
-        RegionTimes(
+        PlanRegion(
             f"xrt_{engine}_{index}",
             engine,
             3 + index,
             (("Conv", 2), ("Relu", 1 + index)),
-            (Reading(index - 1 if index else INPUTS, f"v{index}: float32[1,64,56,56]", 802_816),),
+            (RegionInput(index - 1 if index else INPUTS, f"v{index}: float32[1,64,56,56]", 802_816),),
             index == last,
         )
         for index, engine in enumerate(engines)
     )
 
 
-def branched() -> tuple[RegionTimes, ...]:
+def branched() -> tuple[PlanRegion, ...]:
     """Return a fork with a long way around, and one that merely waits."""
     reads = [[INPUTS], [0], [0], [1, 2], [0, 3], [4]]
     engines = ("ort", "xla", "openvino", "ort", "xla", "ort")
     regions = chain(*engines)
     results = [
-        replace(region, reads=tuple(Reading(source, f"v{source}: float32[8,8]", 256) for source in sources))
+        replace(region, reads=tuple(RegionInput(source, f"v{source}: float32[8,8]", 256) for source in sources))
         for region, sources in zip(regions, reads, strict=True)
     ]
-    results[5] = replace(results[5], reads=(*results[5].reads, Reading(2, "")))
+    results[5] = replace(results[5], reads=(*results[5].reads, RegionInput(2, "")))
     return tuple(results)
 
 
-def started(plan: Sequence[RegionTimes], *, steady: bool = True) -> StartupReport:
+def started(plan: Sequence[PlanRegion], *, steady: bool = True) -> StartupReport:
     engines = tuple(dict.fromkeys(region.engine for region in plan))
     spent = (0.31, 1.72, 0.0124)
     regions = tuple(region.engine for region in plan)
@@ -73,7 +73,7 @@ def started(plan: Sequence[RegionTimes], *, steady: bool = True) -> StartupRepor
     )
 
 
-def row(name: str, seconds: float, plan: Sequence[RegionTimes], best: Timing | None = None, **more: Any) -> ReportRow:
+def row(name: str, seconds: float, plan: Sequence[PlanRegion], best: Timing | None = None, **more: Any) -> ReportRow:
     """Return a candidate that ran."""
     timing = Timing(rounds(seconds, seed=len(name)))
     shares = np.linspace(1, 2, len(plan))
@@ -299,7 +299,7 @@ def test_boxes_stand_below_what_they_read_and_never_on_each_other(graph: tuple[i
     assert draw_boxes([Box(("engine",), "blue")] * inner, dict(reversed(flows.items())), "a graph")["boxes"] == boxes
 
 
-def draw(plan: Sequence[RegionTimes], colors: dict[str, str]) -> Reader:
+def draw(plan: Sequence[PlanRegion], colors: dict[str, str]) -> Reader:
     """Return the drawing of a plan, as a Function's page has it."""
     facts = {"name": "m", "doc": "", "facts": {}, "ends": [], "operators": [], "text": ""}
     return Reader(render_page("function.html", "m", drawing=draw_plan("m", plan, None, colors), **facts))
@@ -313,10 +313,10 @@ def test_a_small_plan_has_a_box_for_each_region_and_an_edge_for_each_flow() -> N
     assert sum(element.get("class") == "edge" for _, element in read.elements) == len(pairs) + 1
 
 
-@pytest.mark.parametrize("count", [MOST, MOST + 1, 500])
+@pytest.mark.parametrize("count", [MAX_BOXES, MAX_BOXES + 1, 500])
 def test_a_large_plan_is_summed_up_without_leaving_a_region_out(count: int) -> None:
     read = draw(chain(*["ort", "tvm"] * count)[:count], {"ort": "blue", "tvm": "pink"})
-    assert sum(element.get("class") == "box" for _, element in read.elements) == MOST + 2
+    assert sum(element.get("class") == "box" for _, element in read.elements) == MAX_BOXES + 2
     titles = [word for word in read.words if word.startswith("xrt_")]
-    assert len(titles) == MOST
+    assert len(titles) == MAX_BOXES
     assert sum(int(element[1]) if (element := re.search(r"; (\d+) regions;", title)) else 1 for title in titles) == count

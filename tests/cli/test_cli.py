@@ -27,7 +27,7 @@ from xrt.comparison import Comparison
 from xrt.engines import EngineStatus
 from xrt.errors import EngineError, XRTWarning
 from xrt.formats import onnx
-from xrt.logging import follow
+from xrt.logging import configure_logging
 from xrt.testing.corpus.entry import graph, node
 from xrt.testing.fault_injection import FaultyEngine
 
@@ -413,4 +413,4 @@ def test_the_variable_turns_it_on(level: str, told: bool) -> None:
 
 def test_an_unknown_level_is_warned_of() -> None:
     with pytest.warns(XRTWarning, match="XRT_LOG must be info or debug; got 'infos', so nothing is logged. Did you mean 'info'?"):
-        follow({"XRT_LOG": "infos"})
+        configure_logging({"XRT_LOG": "infos"})

@@ -59,7 +59,7 @@ def one_node(
     node = Node(op, names, outputs, read_attributes(attributes or {}))
     constant_inputs = {names[i]: Constant(np.asarray(inputs[i])) for i in constants}
     tensors = [(n, x) for n, x in zip(names, inputs, strict=True) if x is not None and n not in constant_inputs]
-    values = tuple(Value(n, TensorType(DType.of(x), x.shape)) for n, x in tensors)
+    values = tuple(Value(n, TensorType(DType.from_array(x), x.shape)) for n, x in tensors)
     return Function(values, tuple(map(Value, outputs)), (node,), constant_inputs, {"": opset})
 
 

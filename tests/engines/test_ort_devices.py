@@ -30,7 +30,7 @@ from xrt.engines.ort.session import make_quiet_options, open_session
 from xrt.errors import CompileRefused, EngineUnavailable, OptionError, PlanError, RunFailed
 from xrt.formats.onnx.inference import node_types
 from xrt.graph import Function
-from xrt.operators import compute_outputs
+from xrt.operators import ensure_computed_outputs
 from xrt.passes import infer_shapes
 from xrt.testing import node_cases
 from xrt.testing.corpus.entry import graph, node
@@ -73,7 +73,7 @@ class Host(EmulatedDevice):
 
 
 def bound(function: Function, host: Host, opened: list[weakref.ref[Any]] | None = None) -> OrtOnDevice:
-    function = compute_outputs(function)
+    function = ensure_computed_outputs(function)
     export = export_model(rewrite_for_session(function))
     session = open_session(export, make_quiet_options(), ["CPUExecutionProvider"])
     result = OrtOnDevice(function, session, host, "own", DeviceBuffer("cpu"), export.files)

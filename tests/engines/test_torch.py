@@ -21,7 +21,7 @@ from xrt.engines.torch import Torch
 from xrt.engines.torch.executable import call_with_threads
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
-from xrt.graph.node import DOMAIN, OpaqueCall, Tagged
+from xrt.graph.node import ATEN_DOMAIN, OpaqueCall, Tagged
 from xrt.testing.suite import EngineSuite
 
 TORCH = Torch()
@@ -88,8 +88,8 @@ def test_whole_numbers_divided_by_zero_and_by_minus_one_end_no_process(op: str, 
 
 def opaque(call: OpaqueCall, *types: TensorType, outputs: tuple[TensorType | None, ...]) -> Function:
     inputs, results = ({f"{letter}{k}": type_ for k, type_ in enumerate(many)} for letter, many in (("x", types), ("y", outputs)))
-    opaque_node = Node(call.op_type, tuple(inputs), tuple(results), read_attributes(call.attributes), DOMAIN)
-    return function(opaque_node, inputs=inputs, outputs=results).replace(opsets={"": 18, DOMAIN: 1})
+    opaque_node = Node(call.op_type, tuple(inputs), tuple(results), read_attributes(call.attributes), ATEN_DOMAIN)
+    return function(opaque_node, inputs=inputs, outputs=results).replace(opsets={"": 18, ATEN_DOMAIN: 1})
 
 
 def test_an_opaque_call_with_several_results_numbers_and_types() -> None:

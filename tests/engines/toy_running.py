@@ -42,7 +42,7 @@ def function(
 
 
 def typed(name: str, array: Array) -> Value:
-    return Value(name, TensorType(DType.of(array), array.shape))
+    return Value(name, TensorType(DType.from_array(array), array.shape))
 
 
 def ready(f: Function, engine: Toy = Toy(native="off")) -> Executable:

@@ -33,7 +33,7 @@ BOOL = TensorType(DType.BOOL, ())
 
 
 def graph(*nodes: Node, opset: int = 28, **changes: object) -> Function:
-    outputs = tuple(Value(name, F4) for name in nodes[-1].defines)
+    outputs = tuple(Value(name, F4) for name in nodes[-1].defined_names)
     return Function((Value("x", F4),), outputs, nodes, opsets={"": opset}, name="g").replace(**changes)
 
 

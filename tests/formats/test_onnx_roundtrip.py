@@ -41,7 +41,7 @@ def round_trip(function: Function) -> Function:
 
 
 def one(node: Node, *inputs: Value, opset: int = 21, **changes: object) -> Function:
-    outputs = tuple(Value(name) for name in node.defines)
+    outputs = tuple(Value(name) for name in node.defined_names)
     return Function(inputs or (Value("x", F23),), outputs, (node,), opsets={"": opset}).replace(**changes)
 
 
@@ -188,7 +188,7 @@ ATTRIBUTES = {
 
 
 def test_attributes_of_every_kind() -> None:
-    attributes = read_attributes({name: Attribute.of(name, value, kind) for name, (kind, value) in ATTRIBUTES.items()})
+    attributes = read_attributes({name: Attribute.create(name, value, kind) for name, (kind, value) in ATTRIBUTES.items()})
     function = one(Node("Foo", ("x",), ("y",), attributes, domain="d"), opsets={"": 21, "d": 1})
     assert {a.kind for a in attributes} == set(AttrKind)
     assert round_trip(function) == function

@@ -15,7 +15,7 @@ from xrt import ops
 from xrt.errors import ModelError
 from xrt.formats.text import parse, to_dot, to_text
 from xrt.graph import Constant, DType, Function, MapType, Node, OptionalType, SequenceType, TensorType, Value, read_attributes
-from xrt.graph.printer import RESERVED
+from xrt.graph.printer import KEYWORDS
 from xrt.models import load_light
 from xrt.testing.corpus.entry import body, graph, node
 
@@ -87,7 +87,7 @@ def test_comments_spaces_and_trailing_commas() -> None:
 
 
 names = st.one_of(
-    st.sampled_from([*sorted(RESERVED), "inf", "nan", "ai.onnx", "1", "a:0", "?", "N"]), st.text(min_size=1, max_size=6)
+    st.sampled_from([*sorted(KEYWORDS), "inf", "nan", "ai.onnx", "1", "a:0", "?", "N"]), st.text(min_size=1, max_size=6)
 )
 texts = st.text(max_size=8)
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)

@@ -14,7 +14,7 @@ from tests.frontends.cases import Call, compiled
 from xrt.errors import FallbackWarning
 from xrt.frontends.torch import backend
 from xrt.graph import Function
-from xrt.graph.node import DOMAIN
+from xrt.graph.node import ATEN_DOMAIN
 
 pytestmark = pytest.mark.slow
 
@@ -192,7 +192,7 @@ def test_an_operator_without_a_rule_stays_that_of_pytorch(functions: list[Functi
     compiled(lambda x: (torch.linalg.det(x) + torch.cdist(x, x + 1).sum()) * torch.special.i0(x).sum())(x).backward()
     ((torch.linalg.det(y) + torch.cdist(y, y + 1).sum()) * torch.special.i0(y).sum()).backward()
     torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-4)
-    assert [any(node.domain == DOMAIN for node in function.nodes) for function in functions] == [True, True]
+    assert [any(node.domain == ATEN_DOMAIN for node in function.nodes) for function in functions] == [True, True]
 
 
 def test_a_backward_graph_that_cannot_be_lowered_runs_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.graph.tracing import F32, compute, compute_by_ort, run, trace
 from xrt import ops
 from xrt.builder import Builder, Tensor, device, inline, scope, trace as builder_trace
-from xrt.builder.record_op import current
+from xrt.builder.record_op import get_builder
 from xrt.builder.tracing import Graph
 from xrt.errors import ModelError
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
@@ -126,7 +126,7 @@ def test_a_writeable_array_is_copied_a_read_only_one_is_not() -> None:
 
 
 def test_unused_constants_are_left_out() -> None:
-    function = trace(lambda x: (current("").constant(np.ones(3)), x)[1], F32)
+    function = trace(lambda x: (get_builder("").constant(np.ones(3)), x)[1], F32)
     assert function.constants == {}
 
 

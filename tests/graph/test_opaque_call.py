@@ -9,7 +9,7 @@ import pytest
 
 from xrt.errors import ModelError
 from xrt.graph import Node, read_attributes
-from xrt.graph.node import DOMAIN, OpaqueCall, Tagged
+from xrt.graph.node import ATEN_DOMAIN, OpaqueCall, Tagged
 
 ARGUMENTS: list[Any] = [
     None,
@@ -25,7 +25,7 @@ ARGUMENTS: list[Any] = [
 
 
 def node_of(call: OpaqueCall) -> Node:
-    return Node(call.op_type, ("x",), ("y",), read_attributes(call.attributes), DOMAIN, "y")
+    return Node(call.op_type, ("x",), ("y",), read_attributes(call.attributes), ATEN_DOMAIN, "y")
 
 
 @pytest.mark.parametrize("argument", ARGUMENTS, ids=repr)
@@ -50,7 +50,7 @@ DEEP = f'{{"args": {"[" * 100_000}{"]" * 100_000}, "kwargs": {{}}}}'
     ["", "[]", '{"args": [{"file": 1}], "kwargs": {}}', '{"args": [{}], "kwargs": {}}', pytest.param(DEEP, id="deep")],
 )
 def test_a_node_that_is_no_call_is_refused(text: str) -> None:
-    node = Node("f", (), ("y",), read_attributes({"operator": "aten::f.default", "call": text}), DOMAIN, "y")
+    node = Node("f", (), ("y",), read_attributes({"operator": "aten::f.default", "call": text}), ATEN_DOMAIN, "y")
     with pytest.raises(ModelError, match=r"node 'y' \(aten.f\) does not describe a call of an operator"):
         OpaqueCall.read(node)
 

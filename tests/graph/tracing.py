@@ -44,7 +44,7 @@ def run(build: Callable[..., Any], *arrays: Any, by: Callable[..., list[Any]] = 
     results = by(function, *arrays)
     for value, result in zip(function.outputs, results, strict=True):
         assert isinstance(value.type, TensorType)
-        assert DType.of(np.asarray(result)) is value.type.dtype, value
+        assert DType.from_array(np.asarray(result)) is value.type.dtype, value
         table = value.type.shape
         assert table is None or len(table) == np.ndim(result), value
         assert table is None or all(a == b or not isinstance(a, int) for a, b in zip(table, np.shape(result), strict=True)), value

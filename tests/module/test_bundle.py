@@ -551,7 +551,7 @@ def test_symbolic_sizes_and_several_types_are_kept(path: Path) -> None:
     report = load(path).run_self_test()
     assert report is not None and report.difference == 0
     example = read(path)
-    assert [str(DType.of(array)) for _, array in (*example.inputs, *example.outputs)] == ["bool", *["bfloat16"] * 3]
+    assert [str(DType.from_array(array)) for _, array in (*example.inputs, *example.outputs)] == ["bool", *["bfloat16"] * 3]
 
 
 def test_other_results_are_an_error_with_the_largest_difference(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,7 @@ def test_attributes_become_what_the_schema_says() -> None:
         (Attribute("to", AttrKind.INT, 11),),
         (Attribute("to", AttrKind.INT, 16),),
         (Attribute("to", AttrKind.INT, 3),),
-        (Attribute.of("value", np.array(3, np.float32)),),
+        (Attribute.create("value", np.array(3, np.float32)),),
         (Attribute("value_ints", AttrKind.INTS, ()),),
         (),
         (Attribute("type", AttrKind.TYPE, F32),),
@@ -264,7 +264,7 @@ def rewritten(function: Function) -> Function:
     def build(*inputs: Any) -> Any:
         values = {value.name: tensor for value, tensor in zip(function.inputs, inputs, strict=True)} | dict(function.constants)
         attributes = {a.name: a for a in node.attributes}
-        results = ops.functions.find("xrt.ops", node.domain, node.op_type)(
+        results = ops.functions.find_function("xrt.ops", node.domain, node.op_type)(
             *(values[name] if name else None for name in node.inputs),
             outputs=len(node.outputs),
             **{name: attribute.value for name, attribute in attributes.items()},

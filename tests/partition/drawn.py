@@ -50,7 +50,7 @@ def palette() -> list[GraphCompiler]:
 def function(nodes: Iterable[Node], outputs: str, inputs: str = "x", **more: Any) -> Function:
     """Return a Function over float vectors; names of inputs and outputs are separated by spaces."""
     named = tuple(nodes)
-    types = {name: F32 for node in named for name in node.defines}
+    types = {name: F32 for node in named for name in node.defined_names}
     values = [tuple(Value(name, F32) for name in names.split()) for names in (inputs, outputs)]
     return Function(values[0], values[1], named, types=types, opsets={"": 20}, **more)
 
@@ -92,7 +92,7 @@ def _body(captured: str, number: int) -> Function:
 
 def _closed(draw: st.DrawFn, nodes: Sequence[Node], dead: bool) -> Function:
     """Return the Function with outputs, each value that nobody reads among them unless dead nodes may be."""
-    defined = [name for n in nodes for name in n.defines]
+    defined = [name for n in nodes for name in n.defined_names]
     read = {name for n in nodes for name in n.uses}
     ends = [name for name in defined if name not in read] if not dead else []
     ends += draw(st.lists(st.sampled_from([*defined, "x", "c"]), min_size=not ends, max_size=3, unique=True).map(list))

@@ -100,7 +100,7 @@ def _shuffled(function: Function, chance: random.Random) -> Function:
 def _renamed(function: Function) -> Function:
     """Give every inner value another name; inputs, constants and outputs keep theirs."""
     outer_names = {v.name for v in (*function.inputs, *function.outputs)} | set(function.constants) | {""}
-    names = [name for node in function.nodes for name in node.defines if name not in outer_names]
+    names = [name for node in function.nodes for name in node.defined_names if name not in outer_names]
     new = {name: f"r{len(names) - i}" for i, name in enumerate(names)}
 
     def renamed(node: object) -> object:

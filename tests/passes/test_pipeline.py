@@ -295,7 +295,7 @@ def test_a_decomposition_computes_what_its_operator_does(operator: str) -> None:
 def one(op: str, *inputs: Any, opset: int = 24, **attributes: Any) -> Function:
     """A node of arrays, the first of which is the input."""
     arrays = {f"i{k}": array for k, array in enumerate(inputs)}
-    x = {"i0": TensorType(DType.of(arrays["i0"]), arrays.pop("i0").shape)}
+    x = {"i0": TensorType(DType.from_array(arrays["i0"]), arrays.pop("i0").shape)}
     names = " ".join([*x, *arrays])
     return infer_shapes(entry.graph(x, {"y": None}, node(op, names, "y", **attributes), constants=arrays, opset=opset))
 

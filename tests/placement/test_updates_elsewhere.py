@@ -160,4 +160,4 @@ def test_a_part_after_which_nothing_runs_updates_what_others_read() -> None:
     name = function.nodes[alone[0]].name
     nodes = tuple(replace(n, control=(name,)) if "first_next" in n.outputs else n for n in function.nodes)
     waiting = function.replace(nodes=nodes)
-    assert extract_subgraph(waiting, [waiting.position("last_next") or 0]).aliases == ()
+    assert extract_subgraph(waiting, [waiting.producer_index("last_next") or 0]).aliases == ()

@@ -280,7 +280,7 @@ def test_a_child_frees_no_value_of_its_parent_though_it_has_no_hash() -> None:
     script = """
 import os
 from dataclasses import dataclass
-from xrt.forking import leave_to_parent
+from xrt.forking import leak_in_child
 
 @dataclass
 class Executable:
@@ -291,7 +291,7 @@ class Executable:
 parent = os.getpid()
 values = [Executable("x"), Executable("x")]
 for value in values:
-    leave_to_parent(value)
+    leak_in_child(value)
 del value
 child = os.fork()
 values.clear()

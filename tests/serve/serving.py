@@ -230,7 +230,7 @@ def binary(arrays: Mapping[str, Any], *, shape: Sequence[int] = (), **more: Any)
         {
             "name": name,
             "shape": shape or array.shape,
-            "datatype": DATATYPE_NAMES[DType.of(array)],
+            "datatype": DATATYPE_NAMES[DType.from_array(array)],
             "parameters": {"binary_data_size": len(parts[name])},
         }
         for name, array in arrays.items()

@@ -28,7 +28,7 @@ from xrt.cli import main
 from xrt.cli.serve import parse_models
 from xrt.errors import BundleError, FallbackWarning, OptionError
 from xrt.formats import onnx
-from xrt.logging import VARIABLE
+from xrt.logging import LOG_VARIABLE
 from xrt.module import bundle as bundles
 from xrt.processes.spawn import kill, list_descendants
 from xrt.serve import app, open_inference_pb2 as messages
@@ -216,7 +216,7 @@ Failing = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def fail(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Failing:
-    monkeypatch.setenv(VARIABLE, "info")  # the command leaves the logger as it is
+    monkeypatch.setenv(LOG_VARIABLE, "info")  # the command leaves the logger as it is
 
     def run_it(*arguments: object) -> tuple[int, str]:
         with pytest.raises(SystemExit) as raised:

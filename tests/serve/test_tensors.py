@@ -193,13 +193,15 @@ def test_a_served_model_gives_the_bits_of_a_direct_call(function: Function) -> N
         except XRTError:  # random sizes that the model does not take
             assume(False)
         expected = results if isinstance(results, tuple) else (results,)
-        narrow = any(not DATATYPES[DATATYPE_NAMES[xrt.DType.of(array)]].has_json for array in (*inputs.values(), *expected))
+        narrow = any(
+            not DATATYPES[DATATYPE_NAMES[xrt.DType.from_array(array)]].has_json for array in (*inputs.values(), *expected)
+        )
 
         async def test() -> None:
             for is_binary in (True,) if narrow else (True, False):
                 body, headers = binary(inputs, parameters={"binary_data_output": True})
                 if not is_binary:
-                    tensors = [tensor(name, array, DATATYPE_NAMES[xrt.DType.of(array)]) for name, array in inputs.items()]
+                    tensors = [tensor(name, array, DATATYPE_NAMES[xrt.DType.from_array(array)]) for name, array in inputs.items()]
                     body, headers = json.dumps({"inputs": tensors}).encode(), {}
                 reply = await ask(application, "POST", "/v2/models/model/infer", body, headers)
                 assert reply.status == 200, reply.body

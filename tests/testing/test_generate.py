@@ -43,7 +43,7 @@ def test_onnx_accepts_them(function):
 def test_they_give_what_they_claim(function):
     results = run_alone(registry.create("toy"), function, make_random_inputs(function, 1))
     for value, result in zip(function.outputs, results, strict=True):
-        assert DType.of(result) is value.type.dtype
+        assert DType.from_array(result) is value.type.dtype
         assert len(result.shape) == len(value.type.shape)
         assert all(claimed in (None, size) for claimed, size in zip(value.type.shape, result.shape, strict=True))
         assert not result.size or np.abs(result.astype(np.float64)).max() <= LARGEST * 1.01

@@ -173,7 +173,7 @@ def make_packed(bits: int = 4, block: int = 32, *, level: int = 0, dtype: str = 
     while not inputs[-1]:
         inputs.pop()
     results = {"K": INNER, "N": COLUMNS, "bits": bits, "block_size": block, "accuracy_level": level}
-    attributes = tuple(Attribute.of(name, value) for name, value in sorted(results.items()))
+    attributes = tuple(Attribute.create(name, value) for name, value in sorted(results.items()))
     nodes = (
         Node("MatMulNBits", tuple(inputs), ("h",), attributes, domain="com.microsoft", name="packed_product"),
         Node("Tanh", ("h",), ("y",), name="tanh"),

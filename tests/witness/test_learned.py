@@ -44,7 +44,7 @@ def case(
     formula: Formula | None = None,
 ) -> Case:
     """Return the case of a node with those inputs; ``type_`` is that of an input that is no tensor."""
-    types = {f"x{i}": type_ or TensorType(DType.of(value), value.shape) for i, value in enumerate(inputs)}
+    types = {f"x{i}": type_ or TensorType(DType.from_array(value), value.shape) for i, value in enumerate(inputs)}
     outputs = ("y0", "y1") if op.endswith("Classifier") else ("y0",)
     single = node(op, " ".join(types), " ".join(outputs), domain="ai.onnx.ml", name="node", **(attributes or {}))
     return Case(graph(types, dict.fromkeys(outputs), single, opset=21, ml=ml), tuple(inputs), formula)

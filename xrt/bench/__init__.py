@@ -8,7 +8,7 @@ from xrt.bench.comparison import compare_engines
 from xrt.bench.job_server import BenchOptions
 from xrt.bench.report import Agreement, BenchReport, Group, ReportRow, machine, page
 from xrt.bench.targets import BenchCandidate, BenchTarget
-from xrt.measure.statistics import Interval, RatioInterval, Timing, bootstrap, interleave, ratio
+from xrt.measure.statistics import Interval, RatioInterval, Timing, bootstrap, compute_ratio, interleave
 from xrt.placement.engine_list import AUTO
 
 __all__ = [
@@ -25,8 +25,8 @@ __all__ = [
     "Timing",
     "bootstrap",
     "compare_engines",
+    "compute_ratio",
     "interleave",
     "machine",
     "page",
-    "ratio",
 ]

@@ -21,7 +21,7 @@ from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.engines.toolkit.shared_values import read_values
 from xrt.graph import FrozenDict
 from xrt.html.views import MeanCall
-from xrt.measure.statistics import Timing, compute_ratio_of_medians, rank, rotate
+from xrt.measure.statistics import Timing, compute_ratio_of_medians, judge_ratio, rotate
 from xrt.processes.client import RemoteError, WorkerLost, WorkerProcess, WorkerTimedOut
 
 T = TypeVar("T")
@@ -209,7 +209,7 @@ def _make_row(runner: _Runner, fastest: _Runner | None) -> ReportRow:
     verdict: Verdict = "wrong"
     if fastest is not None and not runner.agreement.is_wrong:
         ratio = compute_ratio_of_medians(timing.seconds, fastest.timing.seconds)
-        verdict = "fastest" if runner is fastest else rank(ratio)
+        verdict = "fastest" if runner is fastest else judge_ratio(ratio)
     return ReportRow(
         runner.candidate,
         verdict,

@@ -20,8 +20,8 @@ from xrt.engines import RunOptions
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.shared_values import put_values
 from xrt.graph import FrozenDict
-from xrt.html.views import MeanCall, RegionTimes
-from xrt.measure.timing import Warmup, choose_calls, seconds_per_call, time_call, wait_until_idle, warm_up
+from xrt.html.views import MeanCall, PlanRegion
+from xrt.measure.timing import Warmup, choose_calls, measure_call, time_call, wait_until_idle, warm_up
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
 from xrt.partition.plan import list_regions
@@ -78,7 +78,7 @@ class StartupReport:
     """Peak resident memory before the compile: interpreter, libraries and model."""
     peak_bytes: int
     """Peak resident memory after the warm-up."""
-    plan: tuple[RegionTimes, ...] = ()
+    plan: tuple[PlanRegion, ...] = ()
     engines: tuple[str, ...] = ()
     """Specs of the engines, for ``auto`` those that it selected."""
     placement: tuple[str, ...] = ()
@@ -130,7 +130,7 @@ class _PreparedCandidate:
 
     def take_turn(self) -> float:
         """Run one turn; return the mean seconds per call."""
-        seconds = seconds_per_call(self.call, self.repeats)
+        seconds = measure_call(self.call, self.repeats)
         wait_until_idle()  # spinning threads would slow down the next process's turn
         return seconds
 
@@ -168,10 +168,10 @@ def _start_job(job: Job) -> tuple[_PreparedCandidate, StartupReport, Sequence[An
     if settings.warm_seconds:  # otherwise only the results are needed
         warmup = warm_up(prepared.call, seconds=settings.warm_seconds)
         repeats = choose_calls(prepared.call, settings.turn_seconds)
-        times = [seconds_per_call(prepared.call, repeats)]
+        times = [measure_call(prepared.call, repeats)]
         # A slow call is measured once: the warm-up time limits this measurement too.
         while len(times) < SOLO_TURNS and sum(times) * repeats < settings.warm_seconds:
-            times.append(seconds_per_call(prepared.call, repeats))
+            times.append(measure_call(prepared.call, repeats))
         alone_seconds = statistics.median(times)
     start = StartupReport(
         versions=versions,

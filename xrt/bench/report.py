@@ -234,7 +234,7 @@ def _describe_group(group: Group) -> dict[str, Any]:
         "whole": [str(row.candidate) for row, plan in planned if len(plan) < MIN_DRAWN_REGIONS],
         "placements": [(row.candidate, row.start.placement) for row in group.rows if row.start and row.start.placement],
         "pictures": [
-            views.picture_plan(str(row.candidate), plan, row.timeline, all_colors)
+            views.make_plan_picture(str(row.candidate), plan, row.timeline, all_colors)
             for row, plan in planned
             if len(plan) >= MIN_DRAWN_REGIONS
         ],
@@ -292,12 +292,12 @@ def _list_costs(row: ReportRow) -> tuple[Any, ...]:
     assert start is not None
     return (
         str(row.candidate),
-        f"{views.seconds(start.alone_seconds)}{'' if start.steady else ', not steady'}",
-        views.seconds(start.first_seconds),
-        views.seconds(start.import_seconds),
-        views.seconds(start.compile_seconds),
-        views.size(start.peak_bytes),
-        views.size(start.loaded_bytes),
+        f"{views.format_seconds(start.alone_seconds)}{'' if start.steady else ', not steady'}",
+        views.format_seconds(start.first_seconds),
+        views.format_seconds(start.import_seconds),
+        views.format_seconds(start.compile_seconds),
+        views.format_bytes(start.peak_bytes),
+        views.format_bytes(start.loaded_bytes),
         row.candidate.precision,
     )
 

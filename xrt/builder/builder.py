@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from xrt.builder.record_op import Symbol, is_strong, is_weak, natural_dtype, recording, weak_array
+from xrt.builder.record_op import Symbol, choose_natural_dtype, is_strong, is_weak, make_weak_array, recording
 from xrt.builder.tensor import Tensor
 from xrt.errors import ModelError, did_you_mean
 from xrt.graph.constants import Constant
 from xrt.graph.function import Function
 from xrt.graph.node import FreshNames, Node, list_definitions, rename_function, rename_node
-from xrt.graph.schemas import Inference, domain_title, latest_version
+from xrt.graph.schemas import Inference, format_domain, latest_version
 from xrt.graph.state import State, declare_states
 from xrt.graph.types import DType, TensorType, Value, may_equal
 
@@ -114,7 +114,7 @@ def _align_opsets(body: Function, opsets: Mapping[str, int]) -> Function:
     return body.replace(opsets=dict(opsets), nodes=nodes)
 
 
-def adopt(builder: Builder, title: str, function: Function, count: int) -> Function:
+def prepare_body(builder: Builder, title: str, function: Function, count: int) -> Function:
     """Prepare a Function to be the body of an operator that passes ``count`` inputs; ``title`` describes it in errors.
 
     Values it captures must be visible; values it defines are renamed if the graph already uses their names.
@@ -157,7 +157,7 @@ def _check_opsets(builder: Builder, function: Function) -> None:
     for domain, version in function.opsets.items():
         if builder.opsets.setdefault(domain, version) != version:
             raise ModelError(
-                f"function {function.name!r} imports {domain_title(domain)} at version {version}, the graph at "
+                f"function {function.name!r} imports {format_domain(domain)} at version {version}, the graph at "
                 f"{builder.opsets[domain]}; trace both at the same version"
             )
 
@@ -167,7 +167,7 @@ DEFAULT_OPSET = min(26, latest_version())
 
 From 27 on, common operators (Cast, Range, Mod) have versions for which no released engine has a kernel.
 """
-SMALL = 64
+MAX_SHARED_ELEMENTS = 64
 """Equal constants of up to this many elements are shared. Comparing larger ones, which hashes them, would take too long."""
 
 
@@ -200,7 +200,7 @@ class Builder:
         self.inference = inference
         self.outer = outer
         self.names: FreshNames = outer.names if outer else FreshNames()
-        self.parts: FreshNames = outer.parts if outer else FreshNames()
+        self.scope_names: FreshNames = outer.scope_names if outer else FreshNames()
         self.inputs: list[Tensor] = []
         self.nodes: list[Node] = []
         self.constants: dict[str, Constant] = {}
@@ -233,7 +233,7 @@ class Builder:
     def import_domain(self, domain: str, version: int) -> None:
         """Import a domain; raises ModelError if it is already imported at another version."""
         if self.opsets.setdefault(domain, version) != version:
-            conflict = f"the graph imports {domain_title(domain)} at version {self.opsets[domain]}"
+            conflict = f"the graph imports {format_domain(domain)} at version {self.opsets[domain]}"
             raise ModelError(f"{conflict}; version {version} was asked")
 
     def new_node(
@@ -248,7 +248,7 @@ class Builder:
         labels: Sequence[str] = (),
     ) -> Node:
         """Create a node of ``count`` outputs: ``name`` is for the node and output 0, ``labels`` are suffixes for the others."""
-        first = self._reserve_explicit(name) if name is not None else self.names.number(self._prefix + op_type.lower())
+        first = self._reserve_explicit(name) if name is not None else self.names.take_numbered(self._prefix + op_type.lower())
         outputs = (first, *(self.names.take(f"{first}_{label}") for label in labels[1:count]))
         input_names = tuple("" if symbol is None else symbol.name for symbol in inputs)
         return self.add_placement(Node(op_type, input_names, outputs, attributes, domain, first))
@@ -295,7 +295,7 @@ class Builder:
         Writeable arrays are copied; read-only arrays and Constants are shared. Equal small constants become one value.
         """
         if is_weak(value):
-            value = weak_array(value, natural_dtype(value))
+            value = make_weak_array(value, choose_natural_dtype(value))
         if not is_strong(value) or isinstance(value, Symbol):
             raise ModelError(f"a constant must be an array or a number; got {type(value).__name__} {value!r}")
         # One array object used several times becomes one constant.
@@ -307,7 +307,7 @@ class Builder:
         is_writable = isinstance(value, np.ndarray) and value.flags.writeable
         constant = value if isinstance(value, Constant) else Constant(value.copy() if is_writable else value)
         # Named constants are not shared, so that each keeps its name.
-        is_small = name is None and constant.array.size <= SMALL and id(value) not in self._hints
+        is_small = name is None and constant.array.size <= MAX_SHARED_ELEMENTS and id(value) not in self._hints
         key: object = constant if is_small else id(value)
         if is_small and key in self._shared:
             return self._shared[key][0]
@@ -316,7 +316,7 @@ class Builder:
         elif (hint := self._hints.get(id(value))) is not None:
             full_name = self.names.take(hint)
         else:
-            full_name = self.names.number(f"{self._prefix}constant")
+            full_name = self.names.take_numbered(f"{self._prefix}constant")
         self.constants[full_name] = constant
         tensor = Tensor(self, full_name, constant.type)
         if name is None:
@@ -346,7 +346,7 @@ class Builder:
         """Yield the names of the inputs, constants and computed values."""
         yield from (tensor.name for tensor in self.inputs)
         yield from self.constants
-        yield from (name for node in self.nodes for name in node.defines)
+        yield from (name for node in self.nodes for name in node.defined_names)
 
     def lineage(self) -> Iterator[Builder]:
         """Yield this builder, then the enclosing ones, innermost first."""
@@ -427,12 +427,12 @@ class Builder:
     def body(
         self, title: str, body: Callable[..., Any] | Function, inputs: Sequence[tuple[str, Type | None]]
     ) -> tuple[Function, bool]:
-        """Trace a callable, or adopt a Function, as a body; also return whether its result is one tensor and not a tuple.
+        """Trace a callable, or prepare_body a Function, as a body; also return whether its result is one tensor and not a tuple.
 
         ``inputs`` has the default name and the type of each input of the body; ``title`` describes the body in errors.
         """
         if isinstance(body, Function):
-            return adopt(self, title, body, len(inputs)), len(body.outputs) == 1
+            return prepare_body(self, title, body, len(inputs)), len(body.outputs) == 1
         if not callable(body):
             raise ModelError(f"{title} must be a callable or a Function; got {type(body).__name__} {body!r}")
         hints = _name_parameters(title, body, inputs)

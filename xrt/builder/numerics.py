@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.builder.record_op import DTypeLike, Operand, current, emit, infer_operand_dtype, is_strong, is_weak, weak_array
+from xrt.builder.record_op import DTypeLike, Operand, emit, get_builder, infer_operand_dtype, is_strong, is_weak, make_weak_array
 from xrt.errors import ModelError
 from xrt.graph.types import DType
 
@@ -36,7 +36,7 @@ def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
     return x if x.dtype is target else emit("Cast", x, to=target.onnx)
 
 
-def binary(symbol: str, left: Operand, right: Operand) -> Tensor:
+def apply_binary(symbol: str, left: Operand, right: Operand) -> Tensor:
     """Record ``left symbol right``; at least one operand is a tensor of the graph."""
     _check_opset(symbol)
     ufunc, rule = _BINARY[symbol]
@@ -45,7 +45,7 @@ def binary(symbol: str, left: Operand, right: Operand) -> Tensor:
 
 
 def _check_opset(symbol: str) -> None:
-    version = current(f"the operator {symbol}").version("")
+    version = get_builder(f"the operator {symbol}").version("")
     if version < MINIMUM_OPSET:
         raise ModelError(
             f"the operator {symbol} on tensors needs opset {MINIMUM_OPSET} or newer; the graph is at {version}. "
@@ -110,7 +110,7 @@ def _get_resolvable(value: Operand, other: Operand) -> Any:
 
 
 def _dtype(value: Any) -> DType:
-    return value.dtype if not isinstance(value, np.ndarray | np.generic) else DType.of(np.asarray(value))
+    return value.dtype if not isinstance(value, np.ndarray | np.generic) else DType.from_array(np.asarray(value))
 
 
 def _describe(value: Operand) -> str:
@@ -119,9 +119,9 @@ def _describe(value: Operand) -> str:
 
 def _convert(value: Operand, dtype: DType) -> Tensor:
     """Convert the operand to a tensor of an element type; constants are converted immediately."""
-    builder = current("a constant")
+    builder = get_builder("a constant")
     if is_weak(value):
-        return builder.symbol(weak_array(value, dtype))
+        return builder.symbol(make_weak_array(value, dtype))
     if isinstance(value, np.ndarray | np.generic) and _dtype(value) is not dtype:
         value = np.asarray(value).astype(dtype.numpy)
     return cast(builder.symbol(value), dtype)
@@ -140,7 +140,7 @@ def _plain(op_type: str, for_bool: str | None = None) -> Rule:
 
 
 def _zero(like: Tensor) -> Tensor:
-    return current("a constant").symbol(weak_array(0, like.dtype))
+    return get_builder("a constant").symbol(make_weak_array(0, like.dtype))
 
 
 def _is_unsigned(dtype: DType) -> bool:
@@ -160,7 +160,7 @@ def _floor_divide(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
 def _was_rounded_up(product: Tensor, dividend: Tensor, divisor: Tensor) -> Tensor:
     """Whether a truncated quotient is above the exact one; ``product`` is the truncated quotient times the divisor."""
     # With a constant divisor of one sign, one comparison is enough.
-    constant = current("//").find_constant(divisor)
+    constant = get_builder("//").find_constant(divisor)
     if constant is not None and bool((constant.array > 0).all()):
         return emit("Greater", product, dividend)
     if constant is not None and bool((constant.array < 0).all()):
@@ -194,7 +194,7 @@ def _remainder(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
 
 
 def _power(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
-    exponent = current("**").find_constant(b)
+    exponent = get_builder("**").find_constant(b)
     if dtype.is_integer and exponent is not None and bool((exponent.array < 0).any()):
         raise ModelError("integers to negative integer powers are not integers; convert the base with .astype('float32')")
     return emit("Pow", a, b)

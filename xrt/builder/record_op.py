@@ -19,10 +19,10 @@ from xrt.graph.function import Function
 from xrt.graph.schemas import (
     DTYPE_ATTRIBUTES,
     Operator,
-    bind,
+    bind_types,
     infer_output_types,
     join_types,
-    parse_onnx_spelling,
+    parse_onnx_type,
     require_operator,
 )
 from xrt.graph.types import DType, SequenceType, Shape, TensorType, Value
@@ -44,7 +44,7 @@ recording: ContextVar[Builder | None] = ContextVar("recording", default=None)
 """The innermost active builder of this context."""
 
 
-def current(operation: str) -> Builder:
+def get_builder(operation: str) -> Builder:
     """Return the active builder. Without one, raise ModelError, which says that ``operation`` needs it."""
     builder = recording.get()
     if builder is None:
@@ -123,7 +123,7 @@ def infer_operand_dtype(dtype: DTypeLike) -> DType:
     if dtype is str:
         return DType.STRING
     try:
-        return DType.of(np.empty(0, np.dtype(dtype)))
+        return DType.from_array(np.empty(0, np.dtype(dtype)))
     except TypeError:
         raise ModelError(f"{dtype!r} is no element type; give an xrt DType, a NumPy dtype, or a name such as 'float32'") from None
 
@@ -131,7 +131,7 @@ def infer_operand_dtype(dtype: DTypeLike) -> DType:
 _TEXTS = frozenset(d.text for d in DType)
 
 
-def natural_dtype(*values: Any) -> DType:
+def choose_natural_dtype(*values: Any) -> DType:
     """Choose the element type of Python numbers, strings and lists if no operand has a fixed type.
 
     String, or the first of bool, int64, float32 and complex64 that can represent all values. (ONNX prefers float32 where NumPy
@@ -145,17 +145,17 @@ def natural_dtype(*values: Any) -> DType:
     return (DType.BOOL, DType.INT64, DType.FLOAT32, DType.COMPLEX64)[max(_ORDER[kind] for kind in kinds)]
 
 
-def weak_dtype(formal: FormalParameter, bound: Mapping[str, str], values: Sequence[Any]) -> DType:
+def choose_weak_dtype(formal: FormalParameter, bound: Mapping[str, str], values: Sequence[Any]) -> DType:
     """Choose the element type of Python numbers, strings and lists passed as inputs that must share one type.
 
     In order of preference: the type bound by other inputs, the natural type if the operator allows it, and the first allowed
     type that can represent the values.
     """
-    bound_type = parse_onnx_spelling(bound[formal.variable]) if formal.variable in bound else None
+    bound_type = parse_onnx_type(bound[formal.variable]) if formal.variable in bound else None
     if isinstance(bound_type, TensorType):
         return bound_type.dtype
-    natural_type = natural_dtype(*values)
-    allowed = [t.dtype for t in map(parse_onnx_spelling, sorted(formal.types)) if isinstance(t, TensorType)]
+    natural_type = choose_natural_dtype(*values)
+    allowed = [t.dtype for t in map(parse_onnx_type, sorted(formal.types)) if isinstance(t, TensorType)]
     if natural_type in allowed or not allowed:
         return natural_type
     candidates = [d for d in (DType.INT64, DType.INT32, DType.FLOAT32, DType.FLOAT64, *allowed) if d in allowed]
@@ -173,7 +173,7 @@ def _fits(array: np.ndarray[Any, Any], dtype: DType) -> bool:
     return array.size == 0 or _ORDER[array.dtype.kind] <= _ORDER[kind]
 
 
-def weak_array(value: Any, dtype: DType) -> np.ndarray[Any, Any]:
+def make_weak_array(value: Any, dtype: DType) -> np.ndarray[Any, Any]:
     """Convert a weak value (see `is_weak`) to an array; raises ModelError if the type cannot represent it."""
     array = _make_array(value)
     if not _fits(array, dtype):
@@ -220,7 +220,7 @@ def apply(
     the actual arguments.
     """
     title = f"xrt.ops.{f'{domain}.' if domain else ''}{op_type}"
-    builder = current(title)
+    builder = get_builder(title)
     operator = require_operator(op_type, builder.version(domain), domain)
     try:
         return _apply(builder, operator, inputs, attributes, outputs, name)
@@ -283,19 +283,21 @@ def _place_inputs(
 def _convert_operands(
     builder: Builder, operator: Operator, operands: Sequence[Operand | None]
 ) -> tuple[list[Symbol | None], dict[str, str]]:
-    """Convert the inputs to tensors of the graph; also return the types that are bound to type variables (see `bind`)."""
+    """Convert the inputs to tensors of the graph; also return the types that are bound to type variables (see `bind_types`)."""
     _check_inputs(operator, operands)
     # Tensors first: they determine the types that Python numbers adopt.
     symbols: list[Symbol | None] = [builder.symbol(item) if is_strong(item) else None for item in operands]
-    bound = bind(operator, [None if symbol is None else symbol.type for symbol in symbols])
+    bound = bind_types(operator, [None if symbol is None else symbol.type for symbol in symbols])
     for index, item in enumerate(operands):
         if item is None or symbols[index] is not None:
             continue
         formal = operator.formal_input(index)
         if not is_weak(item):
             raise ModelError(f"input {formal.name!r} is a {type(item).__name__}, {item!r}; it must be a tensor")
-        symbols[index] = builder.symbol(weak_array(item, weak_dtype(formal, bound, _select_same_type(operator, operands, index))))
-    return symbols, bind(operator, [None if symbol is None else symbol.type for symbol in symbols])
+        symbols[index] = builder.symbol(
+            make_weak_array(item, choose_weak_dtype(formal, bound, _select_same_type(operator, operands, index)))
+        )
+    return symbols, bind_types(operator, [None if symbol is None else symbol.type for symbol in symbols])
 
 
 def _select_same_type(operator: Operator, operands: Sequence[Operand | None], index: int) -> list[Operand | None]:
@@ -333,19 +335,19 @@ def _check_attribute_names(operator: Operator, attributes: Mapping[str, Any]) ->
 
 def _make_attributes(operator: Operator, attributes: Mapping[str, Any]) -> tuple[Attribute, ...]:
     return tuple(
-        Attribute.of(name, _prepare(name, attributes[name], operator.attributes[name].kind), operator.attributes[name].kind)
+        Attribute.create(name, _prepare(name, attributes[name], operator.attributes[name].kind), operator.attributes[name].kind)
         for name in sorted(attributes)
         if attributes[name] is not None
     )
 
 
 def _prepare(name: str, value: Any, kind: AttrKind) -> Any:
-    """Convert a value to a form that `Attribute.of` accepts: an element type to its number, a weak tensor to an array."""
+    """Convert a value to a form that `Attribute.create` accepts: an element type to its number, a weak tensor to an array."""
     is_dtype = isinstance(value, DType | np.dtype | type) or (isinstance(value, str) and name in DTYPE_ATTRIBUTES)
     if kind is AttrKind.INT and is_dtype:
         return infer_operand_dtype(value).onnx
     if kind is AttrKind.TENSOR and is_weak(value):
-        return weak_array(value, natural_dtype(value))
+        return make_weak_array(value, choose_natural_dtype(value))
     return value
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from xrt.builder import numerics
 from xrt.builder.numerics import cast
-from xrt.builder.record_op import Symbol, current, emit
+from xrt.builder.record_op import Symbol, emit, get_builder
 from xrt.errors import ModelError, did_you_mean
 from xrt.graph.schemas import require_operator
 from xrt.graph.types import DType
@@ -29,7 +29,7 @@ def integers(items: Sequence[Any]) -> Any:
 
 def _make_row(item: Any) -> Tensor:
     if not isinstance(item, Symbol):
-        return current("a constant").symbol(np.asarray([item], np.int64))
+        return get_builder("a constant").symbol(np.asarray([item], np.int64))
     tensor: Tensor = item  # type: ignore[assignment]  # builders create only Tensors
     if not tensor.dtype.is_integer:
         raise ModelError(f"{tensor.name!r} is used as an integer, but it is {tensor.type}")
@@ -88,7 +88,7 @@ def _reduce(x: Tensor, op_type: str, axis: Any, keepdims: bool) -> Tensor:
     if axes == []:
         return summed
     # Reductions changed axes from an attribute to an input, at different opsets.
-    if "axes" in require_operator(op_type, current(op_type).version("")).attributes:
+    if "axes" in require_operator(op_type, get_builder(op_type).version("")).attributes:
         return emit(op_type, summed, axes=axes, keepdims=int(keepdims))
     return emit(op_type, summed, axes, keepdims=int(keepdims))
 
@@ -137,7 +137,7 @@ def _normalize_item(x: Tensor, item: Any) -> Any:
         array = np.asarray(item)
         # NumPy makes float64 of an empty list, which is no index.
         array = array.astype(np.int64) if array.size == 0 and not isinstance(item, np.ndarray) else array
-        return int(array) if array.ndim == 0 and array.dtype.kind in "iu" else _check_kind(x, array, DType.of(array))
+        return int(array) if array.ndim == 0 and array.dtype.kind in "iu" else _check_kind(x, array, DType.from_array(array))
     shown = f"{type(item).__name__} {item!r}"
     raise ModelError(f"{x.name!r} cannot be indexed with {shown}; use integers, slices, None, ... or arrays")
 
@@ -299,7 +299,7 @@ def _broadcast(indices: Sequence[Any]) -> Sequence[np.ndarray[Any, Any]]:
 
 def _to_int64(item: Any) -> Tensor:
     """Convert indices to int64, which all gather operators accept."""
-    return cast(current("an index").symbol(item if isinstance(item, Symbol) else np.asarray(item, np.int64)), DType.INT64)
+    return cast(get_builder("an index").symbol(item if isinstance(item, Symbol) else np.asarray(item, np.int64)), DType.INT64)
 
 
 Method: TypeAlias = "Callable[[Tensor, Operand], Tensor]"
@@ -309,10 +309,10 @@ def _operator(symbol: str) -> tuple[Method, Method]:
     """Make the methods of a binary operator: with the tensor as left operand, and as right operand (``__radd__``)."""
 
     def left(self: Tensor, other: Operand) -> Tensor:
-        return numerics.binary(symbol, self, other) if numerics.is_operand(other) else NotImplemented
+        return numerics.apply_binary(symbol, self, other) if numerics.is_operand(other) else NotImplemented
 
     def right(self: Tensor, other: Operand) -> Tensor:
-        return numerics.binary(symbol, other, self) if numerics.is_operand(other) else NotImplemented
+        return numerics.apply_binary(symbol, other, self) if numerics.is_operand(other) else NotImplemented
 
     return left, right
 

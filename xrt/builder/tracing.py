@@ -11,7 +11,7 @@ import numpy as np
 
 from xrt.builder.builder import DEFAULT_OPSET, Builder
 from xrt.builder.numerics import is_operand
-from xrt.builder.record_op import Operand, current
+from xrt.builder.record_op import Operand, get_builder
 from xrt.builder.tensor import Tensor
 from xrt.errors import ModelError
 from xrt.formats.onnx.inference import node_types
@@ -61,9 +61,9 @@ class Graph:
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """Record this graph as part of the one being traced; names get the class name as prefix."""
-        builder = current(f"{type(self).__name__}(...)")
+        builder = get_builder(f"{type(self).__name__}(...)")
         # The lower-case class name and a number, so that two uses of one graph have different prefixes.
-        with builder.scope(builder.parts.number(type(self).__name__.lower())):
+        with builder.scope(builder.scope_names.take_numbered(type(self).__name__.lower())):
             builder.register_names(self._arrays())
             return self.build(*inputs, **named)
 
@@ -74,7 +74,7 @@ class Graph:
     @staticmethod
     def update(target: Tensor, value: Any) -> Tensor:
         """Store ``value`` in the buffer of an input after each call; see `Builder.update`."""
-        return current("update").update(target, value)
+        return get_builder("update").update(target, value)
 
     @staticmethod
     def state(name: str, type_: Type, fill: float = 0) -> Tensor:
@@ -82,7 +82,7 @@ class Graph:
 
         The state becomes an input of the graph, after the parameters of `build`.
         """
-        return current("state").state(name, type_, fill)
+        return get_builder("state").state(name, type_, fill)
 
 
 def trace(
@@ -160,14 +160,14 @@ def _name_outputs(title: str, result: Any) -> list[tuple[str | None, Any]]:
 
 def scope(name: str) -> AbstractContextManager[None]:
     """Prefix the names of recorded nodes with ``name/``."""
-    return current("scope").scope(name)
+    return get_builder("scope").scope(name)
 
 
 def device(name: str) -> AbstractContextManager[None]:
     """Place recorded nodes on a device: ``"cpu"``, ``"cuda:1"``."""
-    return current("device").device(name)
+    return get_builder("device").device(name)
 
 
 def inline(function: Function, *inputs: Operand) -> tuple[Tensor, ...]:
     """Record the nodes of a Function on other inputs and return its outputs; names get the Function's name as prefix."""
-    return current("inline").inline(function, *inputs)
+    return get_builder("inline").inline(function, *inputs)

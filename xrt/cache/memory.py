@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from xrt.cache.disk import CompileRequest, DiskStatistics, expand_user, open_disk_tier
 from xrt.errors import OptionError
-from xrt.forking import get_generation, leave_to_parent, renew_after_fork
+from xrt.forking import get_generation, leak_in_child, renew_after_fork
 
 if TYPE_CHECKING:
     from xrt.cache.signature import Signature
@@ -263,7 +263,7 @@ class CompileCache:
     def _make(self, key: str, entry: _Entry, make: Callable[[], Executable]) -> None:
         try:
             executable = make()
-            leave_to_parent(executable)
+            leak_in_child(executable)
             try:
                 entry.nbytes = count_bytes(executable)
             except BaseException:  # no lease exists yet that would close it

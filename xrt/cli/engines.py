@@ -30,7 +30,7 @@ from xrt.engines.contract.spec import list_options
 from xrt.engines.toolkit.blas import find_blas
 from xrt.engines.toolkit.libraries import shorten
 from xrt.errors import CacheError
-from xrt.html.views import size as format_bytes
+from xrt.html.views import format_bytes
 from xrt.module import XRTModule
 from xrt.module.stored_plans import PLANS
 from xrt.runtime import count_available_cores, get_default_budget

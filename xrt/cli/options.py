@@ -21,7 +21,7 @@ from xrt.errors import InputError, OptionError
 from xrt.formats.output import replace_file, why_not_folder, why_not_writable
 from xrt.graph import TensorType
 from xrt.graph.types import LARGEST_EXTENT
-from xrt.html.views import size as format_bytes
+from xrt.html.views import format_bytes
 from xrt.module import Isolation, ModuleOptions
 from xrt.module.engines import DEFAULT_ENGINES
 from xrt.partition import ClusteringOptions

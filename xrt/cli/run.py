@@ -32,8 +32,8 @@ from xrt.formats.output import replace_file
 from xrt.formats.placement_file import ServingConfiguration
 from xrt.graph import Function
 from xrt.graph.verify import verify
-from xrt.html.views import format_count, size as format_bytes
-from xrt.measure.timing import seconds_per_call, time_call
+from xrt.html.views import format_bytes, format_count
+from xrt.measure.timing import measure_call, time_call
 from xrt.module import ModuleOptions, XRTModule
 from xrt.module.bundle import SELF_TEST_SECTION
 from xrt.module.explain import render_explanation_page
@@ -81,7 +81,7 @@ def run_command(model: str, target: Path | None, repeat: int, trace: Path | None
     function, module, values = inputs.open_with_inputs(model, params)
     with module:
         results, first = time_call(lambda: _as_tuple(module(**values)))
-        seconds = statistics.median(seconds_per_call(partial(module, **values)) for _ in range(repeat))
+        seconds = statistics.median(measure_call(partial(module, **values)) for _ in range(repeat))
         plan, threads, build = module.plan, format_count(module.threads, "thread"), module.specialization
         precision = find_plan_precision(plan, build.engines.by_spec, build.engines.context) if verified else "fp32"
         record = None if build.tuned is None else build.tuned.precision

@@ -18,7 +18,7 @@ from xrt.engines.contract.registry import why_forbidden
 from xrt.errors import InputError, OptionError
 from xrt.formats.bundle import is_bundle
 from xrt.html.views import format_count
-from xrt.logging import VARIABLE, show
+from xrt.logging import LOG_VARIABLE, log_to_stderr
 from xrt.serve.served_model import ServingOptions
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ def serve_command(models: tuple[str, ...], **params: Any) -> int:
     from xrt.serve.metrics import ACCESS_LOGGER
 
     # XRT_LOG was applied when xrt was imported; only an option overrides it.
-    if params["log_level"] is not None or not os.environ.get(VARIABLE):
-        show(params["log_level"] or "warning")
+    if params["log_level"] is not None or not os.environ.get(LOG_VARIABLE):
+        log_to_stderr(params["log_level"] or "warning")
     if params["access_log"]:
         logging.getLogger(ACCESS_LOGGER).setLevel(logging.INFO)
     paths = parse_models(models)

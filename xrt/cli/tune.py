@@ -28,7 +28,7 @@ from xrt.formats.arrays import read_npy, read_npz
 from xrt.formats.bundle import is_bundle
 from xrt.formats.placement_file import Baseline, PlacementFile, write_placement
 from xrt.graph import FrozenDict
-from xrt.html.views import format_count, size as format_bytes
+from xrt.html.views import format_bytes, format_count
 from xrt.models import sample_inputs
 from xrt.module import XRTModule, validate_budget
 from xrt.module.lockfile import check_module, lock_module

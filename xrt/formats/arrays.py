@@ -125,7 +125,7 @@ _LIST_SECTION = "arrays"
 def _write_arrays(file: BinaryIO, kind: str, fields: Mapping[str, Any], arrays: Iterable[tuple[str, Array]]) -> None:
     """Write a container with a section per array; ``fields`` are stored with their names and types."""
     arrays = list(arrays)
-    entries = [[name, str(DType.of(array)), list(array.shape)] for name, array in arrays]
+    entries = [[name, str(DType.from_array(array)), list(array.shape)] for name, array in arrays]
     writer = ContainerWriter(file, kind)
     writer.add(_LIST_SECTION, json.dumps({**fields, "arrays": entries}, ensure_ascii=False).encode())
     for index, (_, array) in enumerate(arrays):

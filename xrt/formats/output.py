@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from xrt.errors import ModelError
-from xrt.graph.constants import Mapping, Stamp, make_aligned_block, make_stamp
+from xrt.graph.constants import FileMapping, Stamp, make_aligned_block, make_stamp
 
 try:
     import fcntl
@@ -163,7 +163,7 @@ def map_file(file: int, path: Path | None = None) -> memoryview:
     status = os.fstat(file)
     if not status.st_size:
         return memoryview(b"")  # an empty file cannot be mapped
-    mapping = Mapping(file, 0, access=mmap.ACCESS_READ)
+    mapping = FileMapping(file, 0, access=mmap.ACCESS_READ)
     mapping.stamp = _make_settled_stamp(status)
     mapping.path, mapping.inode = path, (status.st_dev, status.st_ino)
     return memoryview(mapping)

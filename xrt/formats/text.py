@@ -45,7 +45,7 @@ from xrt.graph import (
     Value,
 )
 from xrt.graph.function import pause_gc
-from xrt.graph.printer import RESERVED, format_function, number_array
+from xrt.graph.printer import KEYWORDS, format_function, parse_numbers
 
 __all__ = ["TextError", "dump_stages", "parse", "parse_type", "to_dot", "to_text"]
 
@@ -213,7 +213,7 @@ class _Parser:
         if self.current.kind == "string":
             return self.string(expected)
         # A keyword would be ambiguous here; the printer quotes names that equal one.
-        if self.current.kind != "word" or self.current.text in RESERVED:
+        if self.current.kind != "word" or self.current.text in KEYWORDS:
             self.fail(expected)
         return self.advance().text
 
@@ -366,7 +366,7 @@ class _Parser:
         name = self.name("an attribute")
         self.expect("=")
         kind, value = self.attribute_value(depth)
-        return self.check(token, lambda: Attribute.of(name, value, kind))
+        return self.check(token, lambda: Attribute.create(name, value, kind))
 
     def attribute_value(self, depth: int) -> tuple[AttrKind, Any]:
         if self.current.kind == "word" and self.current.text in _EMPTY:
@@ -393,7 +393,7 @@ class _Parser:
         if token.kind == "number" and token.text.lstrip("+-").isdigit():
             return AttrKind.INT, self.size("a whole number of at most 100 digits")
         if token.kind == "number" or token.text in ("inf", "nan"):
-            return AttrKind.FLOAT, self.check(token, lambda: float(number_array([self.advance().text], DType.FLOAT32)[0]))
+            return AttrKind.FLOAT, self.check(token, lambda: float(parse_numbers([self.advance().text], DType.FLOAT32)[0]))
         if token.text == "function":
             return AttrKind.GRAPH, self.function(depth + 1)
         if self.accept("bytes"):
@@ -433,7 +433,7 @@ class _Parser:
         literals = self.items("]", lambda: self.element(dtype)) if self.accept("[") else [self.element(dtype)]
         if len(literals) != count:
             self.fail_with(f"a constant of shape {list(shape)} has {count} elements; {len(literals)} are given", start)
-        return np.asarray(literals, object) if dtype is DType.STRING else number_array(literals, dtype)
+        return np.asarray(literals, object) if dtype is DType.STRING else parse_numbers(literals, dtype)
 
     def element(self, dtype: DType) -> str:
         if dtype is DType.STRING:
@@ -472,7 +472,7 @@ def _list_dot_statements(function: Function) -> Iterator[str]:
         yield f"{boxes[node.name]} [label={_quote(_list_node_lines(node, function))}]"
     # Constants are listed in the boxes that read them, so no edge starts at one.
     origins = {value.name: ends["input", value.name] for value in function.inputs}
-    origins |= {name: boxes[node.name] for node in function.nodes for name in node.defines}
+    origins |= {name: boxes[node.name] for node in function.nodes for name in node.defined_names}
 
     def draw_edge(name: str, target: str, style: str = "") -> str:
         return f"{origins[name]} -> {target} [label={_quote([name, str(function.get_type(name) or '')])}{style}]"

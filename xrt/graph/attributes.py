@@ -61,7 +61,7 @@ _AS_LIST = {element: kind for kind, element in _LISTS.items()}
 class Attribute:
     """A named attribute. ``value`` is an int, float, str (bytes if not UTF-8), Constant, Function, Type, or a tuple of these.
 
-    Create it with `Attribute.of`, which normalizes the value and checks it against the kind.
+    Create it with `Attribute.create`, which normalizes the value and checks it against the kind.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Attribute:
     value: Any
 
     @classmethod
-    def of(cls, name: str, value: Any, kind: AttrKind | None = None) -> Attribute:
+    def create(cls, name: str, value: Any, kind: AttrKind | None = None) -> Attribute:
         """Create an attribute; ``kind`` defaults to the one implied by the value's Python type.
 
         Raises ModelError if the value does not match the kind, or if it is an empty list and no kind is passed.

@@ -27,10 +27,10 @@ def make_stamp(status: os.stat_result) -> Stamp:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-class Mapping(mmap.mmap):
+class FileMapping(mmap.mmap):
     """A whole file mapped read-only by XRT.
 
-    The pages are never written to, so `release` can drop them: they are read again from the file when needed.
+    The pages are never written to, so `release_pages` can drop them: they are read again from the file when needed.
     """
 
     stamp: Stamp | None = None
@@ -49,10 +49,10 @@ class Mapping(mmap.mmap):
         return status is not None and (status.st_dev, status.st_ino) == self.inode
 
 
-def find_file_offset(array: np.ndarray[Any, Any]) -> tuple[Mapping, int] | None:
-    """Find the `Mapping` that contains an array and its byte offset there; None for strided arrays and for other memory."""
+def find_file_offset(array: np.ndarray[Any, Any]) -> tuple[FileMapping, int] | None:
+    """Find the `FileMapping` that contains an array and its byte offset there; None for strided arrays and for other memory."""
     mapping = _find_owner(array)
-    if not isinstance(mapping, Mapping) or not array.flags.c_contiguous:
+    if not isinstance(mapping, FileMapping) or not array.flags.c_contiguous:
         return None
     return mapping, array.ctypes.data - np.frombuffer(mapping, np.uint8).ctypes.data
 
@@ -67,8 +67,8 @@ def is_borrowed(array: np.ndarray[Any, Any]) -> bool:
     return not isinstance(_find_owner(array), bytes | mmap.mmap | None)
 
 
-def release(array: np.ndarray[Any, Any]) -> None:
-    """Drop the resident pages of an array in a `Mapping`; they are read from the file again on the next access.
+def release_pages(array: np.ndarray[Any, Any]) -> None:
+    """Drop the resident pages of an array in a `FileMapping`; they are read from the file again on the next access.
 
     This lowers the resident size of the process and has no other effect. Arrays in other memory are not changed.
     """
@@ -105,7 +105,7 @@ class Constant:
 
     def __init__(self, array: np.ndarray[Any, Any] | np.generic) -> None:
         view = np.asarray(array)
-        dtype = DType.of(view)
+        dtype = DType.from_array(view)
         if dtype is DType.STRING:
             view = _make_strings(view)
         elif view.dtype != dtype.numpy:
@@ -140,7 +140,7 @@ class Constant:
         """
         if self._digest is None:
             self._digest = _hash(self)
-            release(self.array)
+            release_pages(self.array)
         return self._digest
 
     def __eq__(self, other: object) -> bool:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from xrt.graph.node import Node
 
 
-def canonical_order(nodes: Sequence[Node], producer: Mapping[str, int], outputs: Sequence[str]) -> list[int]:
+def sort_topologically(nodes: Sequence[Node], producer: Mapping[str, int], outputs: Sequence[str]) -> list[int]:
     """Sort node indices topologically: depth-first post-order from the outputs.
 
     ``producer`` maps values to node indices. The predecessors of a node are visited in order: of inputs, of captures, then of
@@ -81,7 +81,7 @@ def _make_cycle_error(path: list[int], back_to: int, nodes: Sequence[Node]) -> M
 
 
 # From this many nodes on, garbage collection slows down construction noticeably.
-LARGE = 50
+MIN_NODES_TO_PAUSE_GC = 50
 
 
 _pausing: list[int] = []
@@ -90,8 +90,8 @@ _pausing: list[int] = []
 
 @contextmanager
 def pause_gc(nodes: int) -> Iterator[None]:
-    """Disable garbage collection in the block if ``nodes`` is at least `LARGE` and it is enabled."""
-    if nodes < LARGE or not gc.isenabled():
+    """Disable garbage collection in the block if ``nodes`` is at least `MIN_NODES_TO_PAUSE_GC` and it is enabled."""
+    if nodes < MIN_NODES_TO_PAUSE_GC or not gc.isenabled():
         yield
         return
     gc.disable()
@@ -125,7 +125,7 @@ class Use:
 class Function:
     """A graph: a whole model, a part that an engine compiles, or a body such as a branch of an If.
 
-    Construction sorts the nodes topologically by content (see `canonical_order`), gives every node a unique name and checks
+    Construction sorts the nodes topologically by content (see `sort_topologically`), gives every node a unique name and checks
     the structure: each value is defined once, there is no cycle, and control predecessors exist. Raises ModelError otherwise.
     Operators, types and opsets are checked by `verify`. Linear time.
     """
@@ -154,7 +154,7 @@ class Function:
         for field in ("inputs", "outputs", "aliases"):
             object.__setattr__(self, field, tuple(getattr(self, field)))
         nodes = tuple(self.nodes)
-        if len(nodes) < LARGE:  # entering the context costs more than sorting a few nodes
+        if len(nodes) < MIN_NODES_TO_PAUSE_GC:  # entering the context costs more than sorting a few nodes
             self._order(nodes)
         else:
             with pause_gc(len(nodes)):
@@ -164,25 +164,25 @@ class Function:
         # Unique names first: control edges refer to nodes by name.
         unique = _make_names_unique(nodes)
         producer = _find_producers(self, unique)
-        order = canonical_order(unique, producer, [v.name for v in self.outputs])
+        order = sort_topologically(unique, producer, [v.name for v in self.outputs])
         object.__setattr__(self, "nodes", tuple(unique[i] for i in order))
         rank = {old: new for new, old in enumerate(order)}
         object.__setattr__(self, "_producer", {name: rank[i] for name, i in producer.items()})
 
     # ------------------------------------------------------------------ producers and users
 
-    def position(self, value: str) -> int | None:
+    def producer_index(self, value: str) -> int | None:
         """Index in `nodes` of the node that defines the value; None for inputs, constants and captures."""
         return self._producer.get(value)  # type: ignore[attr-defined, no-any-return]  # set in __post_init__
 
     def producer(self, value: str) -> Node | None:
         """The node that defines the value; None for inputs, constants and captures."""
-        index = self.position(value)
+        index = self.producer_index(value)
         return None if index is None else self.nodes[index]
 
     def computes(self, output: str) -> bool:
         """Whether a node defines the output; False if it is an input or a constant."""
-        return self.position(output) is not None
+        return self.producer_index(output) is not None
 
     def find_weight_bytes(self, digest: bytes) -> np.ndarray[Any, Any] | None:
         """The bytes of the constant with this digest if they can be read without loading nodes, else None."""
@@ -261,7 +261,7 @@ class Function:
         yield from (v.name for v in self.inputs)
         yield from self.constants
         for node in self.nodes:
-            yield from node.defines
+            yield from node.defined_names
 
     @property
     def size(self) -> int:
@@ -395,7 +395,7 @@ def _make_names_unique(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
             continue
         if name in control_names:
             raise ModelError(f"two nodes are named {name!r}, and a control edge refers to that name; give them different names")
-        base = name or next(node.defines, node.op_type)
+        base = name or next(node.defined_names, node.op_type)
         fresh = names.take(base)
         seen.add(fresh)
         renamed.append(replace(node, name=fresh))
@@ -415,7 +415,7 @@ def _find_producers(function: Function, nodes: Iterable[Node]) -> dict[str, int]
         origins[name] = "a constant"
     producer: dict[str, int] = {}
     for index, node in enumerate(nodes):
-        for name in node.defines:
+        for name in node.defined_names:
             if name in producer or name in origins:
                 raise ModelError(
                     f"value {name!r} of function {function.name!r} is defined twice: by node {node.name!r} ({node.op}) and by "

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 # Integer constants up to this size are shapes, axes and indices, so the shape key includes their values.
-SMALL = 64
+MAX_INDEX_ELEMENTS = 64
 
 
 def fingerprint(function: Function) -> str:
@@ -108,7 +108,7 @@ class _Encoder:
 
     def constant(self, constant: Constant) -> bytes:
         # The tags differ, so that a constant's content is never mistaken for its type.
-        is_small = constant.dtype.is_integer and constant.array.size <= SMALL
+        is_small = constant.dtype.is_integer and constant.array.size <= MAX_INDEX_ELEMENTS
         if self.by_content or is_small:
             return _encode_tagged("C", constant.digest.hex())
         return _encode_tagged("c", self.type(constant.type))

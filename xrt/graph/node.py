@@ -93,14 +93,14 @@ class Node:
         return inputs
 
     @property
-    def defines(self) -> Iterator[str]:
+    def defined_names(self) -> Iterator[str]:
         """Names of the outputs, without omitted ones."""
         return (name for name in self.outputs if name)
 
     def with_attributes(self, **changes: Any) -> Node:
         """Return a copy with these attributes set; the value None removes an attribute."""
         attributes = {a.name: a for a in self.attributes if a.name not in changes}
-        attributes.update({name: Attribute.of(name, value) for name, value in changes.items() if value is not None})
+        attributes.update({name: Attribute.create(name, value) for name, value in changes.items() if value is not None})
         return replace(self, attributes=tuple(attributes[name] for name in sorted(attributes)))
 
 
@@ -111,11 +111,11 @@ def read_attributes(values: Mapping[str, Any]) -> tuple[Attribute, ...]:
     (Attribute(name='axis', kind=<AttrKind.INT: 2>, value=1),)
     """
     return tuple(
-        values[name] if isinstance(values[name], Attribute) else Attribute.of(name, values[name]) for name in sorted(values)
+        values[name] if isinstance(values[name], Attribute) else Attribute.create(name, values[name]) for name in sorted(values)
     )
 
 
-OPERATOR = re.compile(r"[\w.*?-]+")
+OPERATOR_PATTERN = re.compile(r"[\w.*?-]+")
 """The syntax of an operator pattern."""
 _HELP = "a pattern reads like 'Conv|Gemm' or 'name:/layer1/*'"
 
@@ -148,7 +148,7 @@ class NodePattern:
         patterns = tuple(p.strip() for p in (names if by_name else text).split("|"))
         if not all(patterns):
             raise OptionError(f"{text!r} is not a pattern of nodes; {_HELP}")
-        if not by_name and (invalid := [p for p in patterns if not OPERATOR.fullmatch(p)]):
+        if not by_name and (invalid := [p for p in patterns if not OPERATOR_PATTERN.fullmatch(p)]):
             raise OptionError(f"{invalid[0]!r} is no operator (letters, digits, '.', '*' and '?'); {_HELP}")
         return cls(patterns, by_name)
 
@@ -159,9 +159,9 @@ class NodePattern:
         return f"{'name:' * self.by_name}{'|'.join(self.patterns)}"
 
 
-DOMAIN = "aten"
+ATEN_DOMAIN = "aten"
 """Domain of opaque PyTorch operators, at version 1, regardless of the operator's namespace."""
-KINDS = ("tensor", "number", "dtype", "device", "layout", "memory_format", "float", "complex")
+TAG_KINDS = ("tensor", "number", "dtype", "device", "layout", "memory_format", "float", "complex")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +182,14 @@ class Tagged:
 class OpaqueCall:
     """A call of a PyTorch operator without an ONNX equivalent. Arguments are None, bool, int, float, str, lists or `Tagged`.
 
-    The node has the domain `DOMAIN` and the attributes ``operator`` (``aten::fft_rfft.default``, also ``mylib::blur.default``),
-    ``call`` (JSON of ``{"args": [...], "kwargs": {...}}``, where a Tagged is an object with its kind as the only key) and
-    ``reason`` (why there is no ONNX equivalent). The operator must not modify its inputs. A tuple or list of results becomes one
-    output per element; a result that is None or unused is omitted. A number becomes a 0-d tensor of int64, float64 or bool.
+    The node has the domain `ATEN_DOMAIN` and three attributes:
+
+    - ``operator``: PyTorch's name, such as ``aten::fft_rfft.default`` or ``mylib::blur.default``;
+    - ``call``: JSON of ``{"args": [...], "kwargs": {...}}``, where a Tagged is an object with its kind as the only key;
+    - ``reason``: why there is no ONNX equivalent.
+
+    The operator must not modify its inputs. A tuple or list of results becomes one output per element; a result that is None or
+    unused is omitted. A Python number becomes a 0-d tensor of int64, float64 or bool.
     """
 
     operator: str
@@ -256,7 +260,7 @@ def _decode(item: Any) -> Any:
     if not isinstance(item, dict):
         return item
     ((kind, value),) = item.items()
-    if kind not in KINDS:
+    if kind not in TAG_KINDS:
         raise ValueError(f"{kind!r} is no kind of argument")
     return Tagged(kind, value)
 
@@ -274,7 +278,7 @@ class FreshNames:
         self._counts: dict[str, int] = {}
 
     @classmethod
-    def of(cls, function: Function) -> Self:
+    def for_function(cls, function: Function) -> Self:
         """Create a generator of names that a Function and its bodies do not use: ONNX forbids shadowing outer names."""
         return cls((*list_definitions(function), *function.captures), start=2)
 
@@ -292,9 +296,9 @@ class FreshNames:
 
     def take(self, name: str) -> str:
         """Reserve and return ``name``, with a number appended if it is in use."""
-        return self.number(name) if name in self._used else self.reserve(name)
+        return self.take_numbered(name) if name in self._used else self.reserve(name)
 
-    def number(self, base: str) -> str:
+    def take_numbered(self, base: str) -> str:
         """Reserve and return the first free name of ``base_1``, ``base_2``, ..."""
         count = self._counts.get(base, self._start)
         while f"{base}_{count}" in self._used:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 # Constants up to this many elements are printed as numbers.
-MOST_ELEMENTS = 16
-RESERVED = frozenset(
+MAX_PRINTED_ELEMENTS = 16
+KEYWORDS = frozenset(
     {"_", "after", "alias", "base64", "bytes", "const", "doc", "function", "meta", "on", "opset", "sha256", "tensor", "type"}
 )
 """Keywords of the text form; a name equal to one of them is quoted."""
@@ -46,7 +46,7 @@ _WORD = re.compile(r"[A-Za-z_/][A-Za-z0-9_./]*")
 def format_function(function: Function, *, complete: bool = False) -> str:
     """Print a Function.
 
-    Constants of more than `MOST_ELEMENTS` elements are printed as digests, which `parse` rejects, unless ``complete`` is set.
+    Without ``complete``, constants of more than `MAX_PRINTED_ELEMENTS` elements are printed as digests, which `parse` rejects.
     """
     return "\n".join(_Printer(complete).function(function, "", ""))
 
@@ -66,7 +66,7 @@ def format_type(type_: Type | None) -> str:
 
 
 def _name(name: str) -> str:
-    return name if _WORD.fullmatch(name) and name not in RESERVED else _quote(name)
+    return name if _WORD.fullmatch(name) and name not in KEYWORDS else _quote(name)
 
 
 def _domain(domain: str) -> str:
@@ -111,7 +111,7 @@ class _Printer:
         for target, source in function.aliases:
             yield f"alias {_name(target)} = {_name(source)}"
         for name, type_ in function.types.items():
-            if function.position(name) is None:  # the types of node outputs are printed with the nodes
+            if function.producer_index(name) is None:  # the types of node outputs are printed with the nodes
                 yield f"type {_name(name)}: {format_type(type_)}"
         for name, constant in function.constants.items():
             yield f"const {_name(name)}: {format_type(constant.type)} = {self._format_constant(constant)}"
@@ -120,7 +120,7 @@ class _Printer:
         outputs = ", ".join(_format_output(name, function) for name in node.outputs) or "()"
         domain = f"{_name(node.domain)}::" if node.domain else ""
         start = f"{indent}{outputs} = {domain}{_name(node.op_type)}({', '.join(map(_value_name, node.inputs))})"
-        end = f" @{_name(node.name)}" if node.name != next(node.defines, "") else ""
+        end = f" @{_name(node.name)}" if node.name != next(node.defined_names, "") else ""
         end += f" on {_quote(node.device)}" if node.device else ""
         end += f" after {', '.join(map(_name, node.control))}" if node.control else ""
         if any(a.kind in (AttrKind.GRAPH, AttrKind.GRAPHS) for a in node.attributes):
@@ -159,7 +159,7 @@ class _Printer:
         return f"[{', '.join(texts)}]" if kind.is_list else texts[0]
 
     def _format_constant(self, constant: Constant) -> str:
-        if not self.complete and constant.array.size > MOST_ELEMENTS:
+        if not self.complete and constant.array.size > MAX_PRINTED_ELEMENTS:
             return f'sha256 "{constant.digest.hex()}"'
         texts = format_elements(constant)
         if texts is None:
@@ -187,14 +187,14 @@ def format_elements(constant: Constant) -> list[str] | None:
     """Print each element as text; None for too many numbers, or if parsing the text would not restore every bit."""
     if constant.dtype is DType.STRING:
         return [_quote(text) for text in constant.array.flat]
-    if constant.array.size > MOST_ELEMENTS or constant.dtype.numpy.kind == "c":
+    if constant.array.size > MAX_PRINTED_ELEMENTS or constant.dtype.numpy.kind == "c":
         return None
     texts = [_number(element, constant.dtype) for element in constant.array.flat]
     # Numbers lose the payload of a NaN; such constants are printed in base64.
-    return texts if number_array(texts, constant.dtype).tobytes() == constant.array.tobytes() else None
+    return texts if parse_numbers(texts, constant.dtype).tobytes() == constant.array.tobytes() else None
 
 
-def number_array(texts: list[str], dtype: DType) -> np.ndarray[Any, Any]:
+def parse_numbers(texts: list[str], dtype: DType) -> np.ndarray[Any, Any]:
     """Parse numbers to a 1-d array; raises ValueError or OverflowError for text that is not a value of ``dtype``."""
     if dtype is DType.BOOL:
         if (invalid := next((text for text in texts if text not in ("true", "false")), None)) is not None:
@@ -234,27 +234,27 @@ def _float(number: np.float32) -> str:
 # ---------------------------------------------------------------------- in a notebook
 
 # The cell includes the text of Functions up to this many nodes.
-MOST_PRINTED_NODES = 200
+MAX_PRINTED_NODES = 200
 # Rows of the operator table; further operators are summed up in one row.
-MOST_KINDS = 12
+MAX_OPERATOR_ROWS = 12
 
 
 def render_function(function: Function) -> str:
     """Render the notebook cell of a Function."""
-    from xrt.html.views import format_count, render_cell, size
+    from xrt.html.views import format_bytes, format_count, render_cell
 
     weights = sum(constant.nbytes for constant in function.constants.values())
     facts = {
         "nodes": str(len(function.nodes)),
-        "constants": f"{len(function.constants)}, {size(weights)}" if function.constants else None,
+        "constants": f"{len(function.constants)}, {format_bytes(weights)}" if function.constants else None,
         "operators of": ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in function.opsets.items()) or None,
         "updates": ", ".join(f"{target} with {source}" for target, source in function.aliases) or None,
     }
     ends: tuple[tuple[Sequence[Value], str], ...] = ((function.inputs, "input"), (function.outputs, "output"))
     kinds = Counter(node.op for node in function.nodes).most_common()
     others = (
-        [(format_count(len(kinds) - MOST_KINDS, "other kind"), sum(n for _, n in kinds[MOST_KINDS:]))]
-        if len(kinds) > MOST_KINDS
+        [(format_count(len(kinds) - MAX_OPERATOR_ROWS, "other kind"), sum(n for _, n in kinds[MAX_OPERATOR_ROWS:]))]
+        if len(kinds) > MAX_OPERATOR_ROWS
         else []
     )
     return render_cell(
@@ -264,17 +264,21 @@ def render_function(function: Function) -> str:
         facts=facts,
         ends=[(value.name, role, format_type(value.type)) for values, role in ends for value in values],
         drawing=_draw(function) if function.nodes else None,
-        operators=[*kinds[:MOST_KINDS], *others],
-        text=str(function) if len(function.nodes) <= MOST_PRINTED_NODES else "",
+        operators=[*kinds[:MAX_OPERATOR_ROWS], *others],
+        text=str(function) if len(function.nodes) <= MAX_PRINTED_NODES else "",
     )
 
 
 def _draw(function: Function) -> dict[str, Any]:
-    from xrt.html.views import MOST, draw_boxes, format_count, split_in_boxes
+    from xrt.html.views import MAX_BOXES, draw_boxes, format_count, split_in_boxes
 
     groups = split_in_boxes(len(function.nodes))
     title = f"The graph of {function.name}: {format_count(len(function.nodes), 'node')}"
-    note = f", drawn in {MOST} boxes, each of them nodes that run one after the other" if len(function.nodes) > MOST else ""
+    note = (
+        f", drawn in {MAX_BOXES} boxes, each of them nodes that run one after the other"
+        if len(function.nodes) > MAX_BOXES
+        else ""
+    )
     return draw_boxes([_make_box(function, group) for group in groups], _find_flows(function, groups), f"{title}{note}.")
 
 
@@ -284,7 +288,7 @@ def _make_box(function: Function, group: range) -> Box:
     nodes = [function.nodes[index] for index in group]
     first, last = nodes[0], nodes[-1]
     if first is last:
-        output_type = next((format_type(function.get_type(name)) for name in first.defines), "")
+        output_type = next((format_type(function.get_type(name)) for name in first.defined_names), "")
         return Box((first.op, first.name, output_type), "op", f"{first.name} ({first.op})")
     kinds = ", ".join(f"{op} ×{count}" if count > 1 else op for op, count in Counter(node.op for node in nodes).most_common())
     return Box((format_count(len(nodes), "node"), kinds, f"{first.name} to {last.name}"), "op", f"{first.name} to {last.name}")
@@ -296,7 +300,7 @@ def _find_flows(function: Function, groups: Sequence[range]) -> dict[Edge, int]:
 
     box_of = {index: box for box, group in enumerate(groups, 1) for index in group}
     origins: Mapping[str, int] = {value.name: INPUTS_BOX for value in function.inputs} | {
-        name: box_of[index] for index, node in enumerate(function.nodes) for name in node.defines
+        name: box_of[index] for index, node in enumerate(function.nodes) for name in node.defined_names
     }
     reads = {(origins[name], box_of[i], name) for i, node in enumerate(function.nodes) for name in node.uses if name in origins}
     # Edges to the results have no name, so that they are drawn without a size.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 # `onnx` takes versions as 32-bit integers; a model may contain larger ones.
-_VERSIONS = 1 << 31
+_VERSION_LIMIT = 1 << 31
 
 
 @lru_cache(maxsize=4096)
@@ -27,7 +27,7 @@ def find_schema(op_type: str, version: int, domain: str = "") -> defs.OpSchema |
     """The schema of an operator at an opset version; None if the domain or the operator is unknown."""
     from onnx import defs  # onnx takes 0.05 s to import, which a start from the cache or a bundle saves
 
-    if abs(version) >= _VERSIONS:
+    if abs(version) >= _VERSION_LIMIT:
         return None
     try:
         return defs.get_schema(op_type, version, domain)
@@ -174,18 +174,18 @@ def require_operator(op_type: str, version: int, domain: str = "") -> Operator:
 def why_deprecated(operator: Operator, version: int) -> str:
     """Explain that an operator is deprecated, and what to use instead."""
     return (
-        f"{operator.title} is deprecated since opset {operator.since_version} of {domain_title(operator.domain)} and cannot "
+        f"{operator.title} is deprecated since opset {operator.since_version} of {format_domain(operator.domain)} and cannot "
         f"be used at opset {version}; use its successor, or an older opset"
     )
 
 
 def why_unknown(op_type: str, version: int, domain: str) -> str:
     """Explain why an operator is unknown: it was introduced later, or is misspelled (with the closest name)."""
-    title = domain_title(domain)
-    if op_type in operator_names(domain):
+    title = format_domain(domain)
+    if op_type in list_operator_names(domain):
         first = _load_history()[domain][op_type][0]
         return f"{op_type} came with opset {first} of {title}; the graph is at opset {version}"
-    return f"{op_type} is not an operator of {title} at opset {version}.{did_you_mean(op_type, operator_names(domain))}"
+    return f"{op_type} is not an operator of {title} at opset {version}.{did_you_mean(op_type, list_operator_names(domain))}"
 
 
 @lru_cache(maxsize=1)
@@ -200,7 +200,7 @@ def _load_history() -> Mapping[str, Mapping[str, tuple[int, ...]]]:
     return history
 
 
-def operator_names(domain: str = "") -> tuple[str, ...]:
+def list_operator_names(domain: str = "") -> tuple[str, ...]:
     """Sorted names of all operators that ever existed in a domain."""
     return tuple(sorted(_load_history().get(domain, ())))
 
@@ -216,7 +216,7 @@ def latest_version(domain: str = "") -> int:
     return max((versions[-1] for versions in _load_history().get(domain, {}).values()), default=0)
 
 
-def domain_title(domain: str) -> str:
+def format_domain(domain: str) -> str:
     """The display name of a domain: the empty string is ai.onnx."""
     return domain or "ai.onnx"
 
@@ -232,29 +232,29 @@ _ONNX = {d: {"float32": "float", "float64": "double"}.get(d.text, d.text) for d 
 _FROM_ONNX = {text: d for d, text in _ONNX.items()}
 
 
-def onnx_spelling(type_: Type) -> str | None:
+def format_onnx_type(type_: Type) -> str | None:
     """Format a type as operator schemas do (``tensor(float)``); None for maps, which have several spellings."""
     if isinstance(type_, TensorType):
         return f"tensor({_ONNX[type_.dtype]})"
     if isinstance(type_, SequenceType | OptionalType):
-        inner = onnx_spelling(type_.element)
+        inner = format_onnx_type(type_.element)
         return inner and f"{'seq' if isinstance(type_, SequenceType) else 'optional'}({inner})"
     return None
 
 
-def parse_onnx_spelling(text: str) -> Type | None:
+def parse_onnx_type(text: str) -> Type | None:
     """Parse a schema's spelling to a type without extents; None for maps and sparse tensors."""
     head, _, rest = text.partition("(")
     element_text = rest[:-1]
     if head == "tensor":
         return TensorType(_FROM_ONNX[element_text]) if element_text in _FROM_ONNX else None
-    element = parse_onnx_spelling(element_text) if head in ("seq", "optional") else None
+    element = parse_onnx_type(element_text) if head in ("seq", "optional") else None
     if element is None:
         return None
     return SequenceType(element) if head == "seq" else OptionalType(element)
 
 
-def bind(operator: Operator, types: Sequence[Type | None], names: Sequence[str] = ()) -> dict[str, str]:
+def bind_types(operator: Operator, types: Sequence[Type | None], names: Sequence[str] = ()) -> dict[str, str]:
     """Map the type variables of an operator (``T``) to the spelling of the actual input types (``tensor(float)``).
 
     Raises ModelError if an input type is not allowed, or if two inputs that share a type variable differ. The error mentions
@@ -263,7 +263,7 @@ def bind(operator: Operator, types: Sequence[Type | None], names: Sequence[str] 
     bound: dict[str, tuple[int, str]] = {}
     for index, type_ in enumerate(types):
         # Unknown types and maps are not checked.
-        spelling = onnx_spelling(type_) if type_ is not None else None
+        spelling = format_onnx_type(type_) if type_ is not None else None
         if spelling is None:
             continue
         formal = operator.formal_input(index)
@@ -297,9 +297,9 @@ def infer_output_types(operator: Operator, node: Node, bound: Mapping[str, str])
 def _infer_output_type(operator: Operator, index: int, node: Node, bound: Mapping[str, str]) -> Type | None:
     formal = operator.formal_output(index)
     if formal.variable in bound:
-        return parse_onnx_spelling(bound[formal.variable])
+        return parse_onnx_type(bound[formal.variable])
     if len(formal.types) == 1:
-        return parse_onnx_spelling(next(iter(formal.types)))
+        return parse_onnx_type(next(iter(formal.types)))
     dtype = _find_selected_dtype(operator, node)
     return None if dtype is None else TensorType(dtype)
 

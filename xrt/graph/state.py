@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xrt.graph.function import Function
 
 
-STATE, CAPACITY = "xrt.state", "xrt.capacity"
+STATE_KEY, CAPACITY_KEY = "xrt.state", "xrt.capacity"
 """Metadata keys of the states and of the `Capacity`."""
 
 
@@ -57,7 +57,7 @@ def declare_states(function: Function, states: Iterable[State]) -> Function:
     """
     declared_states = tuple(states)
     pairs = [[s.input, s.output, *([s.fill] if s.fill else [])] for s in declared_states]
-    declared = function.replace(metadata={**function.metadata, STATE: json.dumps(pairs, ensure_ascii=False)})
+    declared = function.replace(metadata={**function.metadata, STATE_KEY: json.dumps(pairs, ensure_ascii=False)})
     list_states(declared)
     # A session updates an alias in place, which needs an array that keeps its size; other states are replaced by each call.
     aliased = {before for before, _ in function.aliases}
@@ -72,7 +72,7 @@ def _has_fixed_type(function: Function, state: State) -> bool:
 
 
 def _read(function: Function) -> tuple[State, ...]:
-    stored = function.metadata.get(STATE)
+    stored = function.metadata.get(STATE_KEY)
     if stored is None:
         return tuple(State(before, after) for before, after in function.aliases)
     try:
@@ -82,7 +82,7 @@ def _read(function: Function) -> tuple[State, ...]:
         pairs = None
     if not isinstance(pairs, list) or not all(_is_pair(pair) for pair in pairs):
         raise ModelError(
-            f"metadata {STATE!r} of function {function.name!r} is {stored[:80]!r}; it must be a list of pairs, like "
+            f"metadata {STATE_KEY!r} of function {function.name!r} is {stored[:80]!r}; it must be a list of pairs, like "
             '[["input", "output"]], each with a number for the first value as a third entry where that is not 0'
         )
     return tuple(State(*pair) for pair in pairs)
@@ -97,7 +97,7 @@ def _is_pair(pair: object) -> bool:
 
 def find_violations(function: Function) -> Iterator[str]:
     """Yield a message for each error in the states that the metadata declares. Raises ModelError for malformed metadata."""
-    if STATE not in function.metadata:
+    if STATE_KEY not in function.metadata:
         return
     inputs, outputs = ([value.name for value in values] for values in (function.inputs, function.outputs))
     seen: set[str] = set()
@@ -141,12 +141,12 @@ class Capacity:
 
 def declare_capacity(function: Function, capacity: Capacity) -> Function:
     """Return a copy of the Function with this capacity; a session rejects calls that would exceed it."""
-    return function.replace(metadata={**function.metadata, CAPACITY: json.dumps(asdict(capacity), ensure_ascii=False)})
+    return function.replace(metadata={**function.metadata, CAPACITY_KEY: json.dumps(asdict(capacity), ensure_ascii=False)})
 
 
 def find_capacity(function: Function) -> Capacity | None:
     """Read the declared capacity; None if none is declared. Raises ModelError for malformed metadata."""
-    stored = function.metadata.get(CAPACITY)
+    stored = function.metadata.get(CAPACITY_KEY)
     if stored is None:
         return None
     try:
@@ -157,8 +157,6 @@ def find_capacity(function: Function) -> Capacity | None:
         if not is_named or not isinstance(capacity.dim, str) or not all(isinstance(n, int) and n >= 0 for n in extents):
             raise ValueError
     except (ValueError, TypeError, RecursionError):
-        raise ModelError(
-            f"metadata {CAPACITY!r} of function {function.name!r} is {stored[:80]!r}; it must name a state (length), an input, "
-            "its axis and a size"
-        ) from None
+        problem = f"metadata {CAPACITY_KEY!r} of function {function.name!r} is {stored[:80]!r}"
+        raise ModelError(f"{problem}; it must name a state (length), an input, its axis and a size") from None
     return capacity

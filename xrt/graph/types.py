@@ -74,7 +74,7 @@ class DType(enum.Enum):
         return "int" in self.text
 
     @classmethod
-    def of(cls, array: np.ndarray[Any, Any]) -> DType:
+    def from_array(cls, array: np.ndarray[Any, Any]) -> DType:
         """The element type of a NumPy array.
 
         Raises ModelError for NumPy types without an ONNX equivalent (datetime64, structured types, float128).
@@ -110,7 +110,7 @@ class DType(enum.Enum):
 
 _BY_ONNX = {d.onnx: d for d in DType}
 _BY_TEXT = {d.text: d for d in DType}
-# Without STRING: NumPy arrays of objects may hold anything, so `DType.of` decides these by kind.
+# Without STRING: NumPy arrays of objects may hold anything, so `DType.from_array` decides these by kind.
 _BY_NUMPY = {d.numpy: d for d in DType if d is not DType.STRING}
 LARGEST_EXTENT = 2**63 - 1  # ONNX stores extents as int64
 Dim: TypeAlias = int | str | None

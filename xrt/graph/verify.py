@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from xrt.errors import ModelError, did_you_mean
 from xrt.graph.device_names import is_device
-from xrt.graph.schemas import Operator, bind, domain_title, find_operator, latest_version, why_deprecated, why_unknown
+from xrt.graph.schemas import Operator, bind_types, find_operator, format_domain, latest_version, why_deprecated, why_unknown
 from xrt.graph.state import find_violations as find_state_violations
 from xrt.graph.types import SequenceType, TensorType, Type, may_equal
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from xrt.graph.node import Node
 
 
-MOST_LISTED = 20  # violations listed in one error
+MAX_LISTED_VIOLATIONS = 20  # violations listed in one error
 LAUNCH_DOMAIN = "xrt"
 """Domain of launch nodes. It has no versions, so Functions need not import it."""
 # Limits the search for a similar name in a large model.
-MOST_CANDIDATES = 2000
+MAX_HINT_CANDIDATES = 2000
 Rule: TypeAlias = Callable[..., Iterator[str]]
 """Yields the violations in a `_Scope` (function rules) or `_Case` (node rules)."""
 
@@ -63,7 +63,7 @@ class _Case:
 
 
 def verify(function: Function) -> None:
-    """Check all rules; raise ModelError that lists the first `MOST_LISTED` violations.
+    """Check all rules; raise ModelError that lists the first `MAX_LISTED_VIOLATIONS` violations.
 
     Linear: each group of nodes that differ only in names is checked once.
     """
@@ -80,14 +80,14 @@ def verify_types(function: Function) -> None:
 
 def _raise_violations(function: Function, violations: Iterator[str]) -> None:
     # Find one more than is listed, to know whether there are more. The generator does not search the rest.
-    first_violations = list(islice(violations, MOST_LISTED + 1))
+    first_violations = list(islice(violations, MAX_LISTED_VIOLATIONS + 1))
     if not first_violations:
         return
     if len(first_violations) == 1:
         raise ModelError(f"function {function.name!r} is not valid: {first_violations[0]}")
-    listed = "".join(f"\n  - {text}" for text in first_violations[:MOST_LISTED])
-    more = "\n  - and more" if len(first_violations) > MOST_LISTED else ""
-    raise ModelError(f"function {function.name!r} breaks {len(first_violations[:MOST_LISTED])} rules:{listed}{more}")
+    listed = "".join(f"\n  - {text}" for text in first_violations[:MAX_LISTED_VIOLATIONS])
+    more = "\n  - and more" if len(first_violations) > MAX_LISTED_VIOLATIONS else ""
+    raise ModelError(f"function {function.name!r} breaks {len(first_violations[:MAX_LISTED_VIOLATIONS])} rules:{listed}{more}")
 
 
 def _find_violations(scope: _Scope, rules: Sequence[Rule], node_rules: Sequence[Rule]) -> Iterator[str]:
@@ -127,7 +127,7 @@ def _captures_are_defined(scope: _Scope) -> Iterator[str]:
     if scope.outer is not None:
         return  # the captures of a body are also captures of the Function around it, unless that defines them
     for name in scope.function.captures:
-        hint = did_you_mean(name, islice(scope.function.value_names(), MOST_CANDIDATES))
+        hint = did_you_mean(name, islice(scope.function.value_names(), MAX_HINT_CANDIDATES))
         yield f"{_describe_reader(scope.function, name)} {name!r}, which nothing defines.{hint}"
 
 
@@ -151,7 +151,7 @@ def _opsets_are_known(scope: _Scope) -> Iterator[str]:
         newest = latest_version(domain)
         if newest and not 1 <= version <= newest:
             advice = "; a newer onnx may know it" if version > newest else ""
-            yield f"opset {version} of {domain_title(domain)} is not known: the installed onnx knows 1 to {newest}{advice}"
+            yield f"opset {version} of {format_domain(domain)} is not known: the installed onnx knows 1 to {newest}{advice}"
 
 
 def _declared_types_agree(scope: _Scope) -> Iterator[str]:
@@ -213,8 +213,8 @@ FUNCTION_RULES = (
 
 def _domain_is_imported(case: _Case) -> Iterator[str]:
     if case.version is None and case.node.domain != LAUNCH_DOMAIN:
-        imported = ", ".join(domain_title(domain) for domain in case.function.opsets) or "none"
-        yield f"the function imports no opset for {domain_title(case.node.domain)} (it imports: {imported})"
+        imported = ", ".join(format_domain(domain) for domain in case.function.opsets) or "none"
+        yield f"the function imports no opset for {format_domain(case.node.domain)} (it imports: {imported})"
 
 
 def _operator_is_known(case: _Case) -> Iterator[str]:
@@ -264,7 +264,7 @@ def _types_fit(case: _Case) -> Iterator[str]:
         return
     names = case.node.inputs
     try:
-        bind(case.operator, [case.scope.type_of(name) if name else None for name in names], names)
+        bind_types(case.operator, [case.scope.type_of(name) if name else None for name in names], names)
     except ModelError as error:
         yield str(error)
 

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 # ---------------------------------------------------------------------- figures
 
-UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """Format a time with three digits.
 
-    >>> seconds(0.0027149), seconds(12.0), seconds(3.2e-6), seconds(0)
+    >>> format_seconds(0.0027149), format_seconds(12.0), format_seconds(3.2e-6), format_seconds(0)
     ('2.71 ms', '12 s', '3.2 µs', '0 µs')
     """
     scale, unit = _unit(value)
@@ -44,15 +44,15 @@ def format_seconds_interval(value: float, interval: Interval | None) -> str:
     '2.71 ms (2.68 to 3.1)'
     """
     if interval is None:
-        return seconds(value)
+        return format_seconds(value)
     scale, _ = _unit(value)
-    return f"{seconds(value)} ({_digits(interval.low / scale)} to {_digits(interval.high / scale)})"
+    return f"{format_seconds(value)} ({_digits(interval.low / scale)} to {_digits(interval.high / scale)})"
 
 
-def times(ratio: float) -> str:
+def format_ratio(ratio: float) -> str:
     """Format a ratio: two decimals below 10, otherwise three digits.
 
-    >>> times(1.0249), times(93.46), times(1234.5)
+    >>> format_ratio(1.0249), format_ratio(93.46), format_ratio(1234.5)
     ('1.02', '93.5', '1234')
     """
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 100 else f"{ratio:.0f}"
@@ -64,22 +64,22 @@ def format_ratio_interval(ratio: RatioInterval | None) -> str:
     >>> format_ratio_interval(RatioInterval(1.5, 1.25, 1.75))
     '1.50 (1.25 to 1.75)'
     """
-    return "" if ratio is None else f"{times(ratio.median)} ({times(ratio.low)} to {times(ratio.high)})"
+    return "" if ratio is None else f"{format_ratio(ratio.median)} ({format_ratio(ratio.low)} to {format_ratio(ratio.high)})"
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     r"""Format a share in per cent, with a non-breaking space.
 
-    >>> percent(0.0123), percent(0.52)
+    >>> format_percent(0.0123), format_percent(0.52)
     ('1.2\xa0%', '52\xa0%')
     """
     return f"{100 * share:.2g}\u00a0%" if share < 0.1 else f"{100 * share:.0f}\u00a0%"
 
 
-def size(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Format a number of bytes in decimal units.
 
-    >>> size(3_200_000), size(12), size(1)
+    >>> format_bytes(3_200_000), format_bytes(12), format_bytes(1)
     ('3.2 MB', '12 bytes', '1 byte')
     """
     value, units = float(count), iter(("kB", "MB", "GB", "TB"))
@@ -109,7 +109,7 @@ def format_list(words: list[str]) -> str:
 
 
 def _unit(value: float) -> tuple[float, str]:
-    return next(((scale, unit) for scale, unit in UNITS if abs(value) >= scale), UNITS[-1])
+    return next(((scale, unit) for scale, unit in TIME_UNITS if abs(value) >= scale), TIME_UNITS[-1])
 
 
 def _digits(value: float) -> str:
@@ -121,23 +121,23 @@ FORMATS: tuple[Callable[..., str], ...] = (
     format_list,
     format_ratio_interval,
     format_seconds_interval,
-    percent,
-    seconds,
-    size,
-    times,
+    format_percent,
+    format_seconds,
+    format_bytes,
+    format_ratio,
 )
 """The filters of the templates."""
 
 
 # ---------------------------------------------------------------------- templates
 
-ROOT = "xrt-view"
+ROOT_CLASS = "xrt-view"
 """The class of a view's root element."""
-SELECTOR = f":is(#{ROOT}, .{ROOT})"
+ROOT_SELECTOR = f":is(#{ROOT_CLASS}, .{ROOT_CLASS})"
 """Matches the root with the specificity of an identifier, which overrides the surrounding page's rules for tables."""
-PIXELS = 16
+PIXELS_PER_REM = 16
 """Pixels per ``rem`` in a cell, since the surrounding page may set another size."""
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Content security policy: load and run nothing, whatever a model's name contains."""
 
 _COMMENT = re.compile(r"/\*.*?\*/\s*", re.DOTALL)
@@ -148,7 +148,7 @@ _UNUSUAL = re.compile(r"[^\n\t -~]")
 
 def render_page(template: str, title: str, **facts: Any) -> str:
     """Render a page, for light and dark screens and for print."""
-    return _render("page.html", body=template, style=load_page_style(), policy=POLICY, title=title, **facts)
+    return _render("page.html", body=template, style=load_page_style(), policy=CONTENT_POLICY, title=title, **facts)
 
 
 def render_cell(template: str, **facts: Any) -> str:
@@ -158,7 +158,7 @@ def render_cell(template: str, **facts: Any) -> str:
 
 def _render(template: str, **facts: Any) -> str:
     """Render a template with all texts escaped."""
-    return _UNUSUAL.sub(_replace_unprintable, _environment().get_template(template).render(root=ROOT, **facts))
+    return _UNUSUAL.sub(_replace_unprintable, _environment().get_template(template).render(root=ROOT_CLASS, **facts))
 
 
 def _replace_unprintable(match: re.Match[str]) -> str:
@@ -191,22 +191,22 @@ def load_cell_style() -> str:
     """The style sheet of a cell, whose rules apply to the view only."""
     text = _read("view.css") + _read("cell.css")
     # A rem is relative to the font of the page around the cell, which is not ours.
-    return _REM.sub(lambda match: f"{float(match[1]) * PIXELS:g}px", text)
+    return _REM.sub(lambda match: f"{float(match[1]) * PIXELS_PER_REM:g}px", text)
 
 
 def _read(name: str) -> str:
     text = resources.files("xrt.html").joinpath(name).read_text(encoding="utf-8")
-    return _COMMENT.sub("", text).replace("&", SELECTOR)
+    return _COMMENT.sub("", text).replace("&", ROOT_SELECTOR)
 
 
 # ---------------------------------------------------------------------- plans, bars and boxes
 
 INPUTS = -1
-"""Value of `Reading.source` for inputs of the model."""
+"""Value of `RegionInput.source` for inputs of the model."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class RegionInput:
     """An edge into a region from ``source``, which computes a value that it reads or only has to run before it."""
 
     source: int
@@ -218,7 +218,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class RegionTimes:
+class PlanRegion:
     """One region of a plan."""
 
     name: str
@@ -226,7 +226,7 @@ class RegionTimes:
     nodes: int
     operators: tuple[tuple[str, int], ...]
     """Number of nodes per operator, most frequent first."""
-    reads: tuple[Reading, ...]
+    reads: tuple[RegionInput, ...]
     is_output: bool
     """Whether the region computes an output of the model."""
 
@@ -252,13 +252,13 @@ class MeanCall:
         return tuple(sum(self.regions[:index]) for index in range(len(self.regions)))
 
 
-LONGEST = 4
+MAX_LENGTH_RATIO = 4
 """Bars and strips are cut at this multiple of the shortest, so that the short ones stay comparable."""
-ROOM = 1.08
+AXIS_MARGIN = 1.08
 """Width of the scale relative to the longest bar, for the end of its interval."""
-THIN = 0.004
+MIN_SPAN = 0.004
 """Regions below this share of the scale are drawn together with their neighbors."""
-SHOWN = 12
+MAX_REGION_ROWS = 12
 """Regions that the table lists; the others are added up."""
 
 
@@ -280,10 +280,10 @@ class Bar:
 def make_bars(rows: Sequence[Bar]) -> list[dict[str, Any]]:
     """Scale bars to a common axis that begins at 0."""
     medians = [row.seconds for row in rows]
-    limit = LONGEST * min(medians, default=0.0)
+    limit = MAX_LENGTH_RATIO * min(medians, default=0.0)
     # The axis ends after the longest interval, or at the limit if a bar is cut there.
     ends = [row.interval.high if row.interval else row.seconds for row in rows]
-    axis_end = (min(limit, ROOM * max(ends)) if max(medians, default=0.0) <= limit else limit) if rows else 1.0
+    axis_end = (min(limit, AXIS_MARGIN * max(ends)) if max(medians, default=0.0) <= limit else limit) if rows else 1.0
     return [_make_bar(row, axis_end or 1.0) for row in rows]
 
 
@@ -308,7 +308,7 @@ class Strip:
     """A plan with the times of its regions."""
 
     name: str
-    plan: Sequence[RegionTimes]
+    plan: Sequence[PlanRegion]
     timeline: MeanCall
 
 
@@ -316,33 +316,34 @@ def make_strips(strips: Sequence[Strip], colors: Mapping[str, str]) -> dict[str,
     """Create the template data of strips on a common scale, whose right end is at ``seconds``."""
     # The profiled regions may add up to more than the mean call, because recording takes time.
     durations = [max(strip.timeline.seconds, sum(strip.timeline.regions)) for strip in strips]
-    axis_end = min(max(durations), LONGEST * min(durations))
+    axis_end = min(max(durations), MAX_LENGTH_RATIO * min(durations))
     return {"seconds": axis_end, "strips": [_make_strip(strip, axis_end, colors) for strip in strips]}
 
 
 def _make_strip(strip: Strip, axis_end: float, colors: Mapping[str, str]) -> dict[str, Any]:
     """Template data of one strip: its spans as shares of the common axis, and its figures in words."""
     duration = strip.timeline.seconds
-    outside = percent(strip.timeline.rest / duration) if duration else "0 %"
+    outside = format_percent(strip.timeline.rest / duration) if duration else "0 %"
     cut = " (the strip is cut)" if duration > axis_end else ""
     spans = [
         {
             "x": _share(start, axis_end),
             "width": _share(min(length, axis_end - start), axis_end),
             "color": colors[engine],
-            "title": f"{name} on {engine}: {seconds(length)}, from {seconds(start)}",
+            "title": f"{name} on {engine}: {format_seconds(length)}, from {format_seconds(start)}",
         }
         for engine, name, start, length in _find_spans(strip.plan, strip.timeline, axis_end)
         if start < axis_end
     ]
-    figure = f"{format_count(len(strip.plan), 'region')}, {seconds(duration)} a call, of it {outside} outside of the regions{cut}"
+    regions = format_count(len(strip.plan), "region")
+    figure = f"{regions}, {format_seconds(duration)} a call, of it {outside} outside of the regions{cut}"
     return {"name": strip.name, "spans": spans, "figure": figure}
 
 
-def _find_spans(plan: Sequence[RegionTimes], timeline: MeanCall, axis_end: float) -> Iterator[tuple[str, str, float, float]]:
+def _find_spans(plan: Sequence[PlanRegion], timeline: MeanCall, axis_end: float) -> Iterator[tuple[str, str, float, float]]:
     """Yield engine, name, start and seconds of each span. A span is a region, or several thin neighbors on one engine."""
     spans = list(zip(plan, timeline.starts, timeline.regions, strict=False))
-    for (engine, thin), group in groupby(spans, lambda span: (span[0].engine, span[2] < THIN * axis_end)):
+    for (engine, thin), group in groupby(spans, lambda span: (span[0].engine, span[2] < MIN_SPAN * axis_end)):
         # A region narrower than a pixel would be invisible, so that neighbors share a span.
         members = list(group)
         if thin:
@@ -351,9 +352,9 @@ def _find_spans(plan: Sequence[RegionTimes], timeline: MeanCall, axis_end: float
             yield from ((engine, region.name, start, length) for region, start, length in members)
 
 
-def list_region_times(plan: Sequence[RegionTimes], timeline: MeanCall, colors: Mapping[str, str]) -> list[tuple[Any, ...]]:
-    """List table rows: the `SHOWN` longest regions in execution order, the sum of the others, and the time outside of all."""
-    longest = sorted(sorted(range(len(plan)), key=lambda index: -timeline.regions[index])[:SHOWN])
+def list_region_times(plan: Sequence[PlanRegion], timeline: MeanCall, colors: Mapping[str, str]) -> list[tuple[Any, ...]]:
+    """List table rows: the longest regions in execution order, the sum of the others, and the time outside of all regions."""
+    longest = sorted(sorted(range(len(plan)), key=lambda index: -timeline.regions[index])[:MAX_REGION_ROWS])
     rows: list[tuple[Any, ...]] = []
     for index in longest:
         region, engine = plan[index], {"text": plan[index].engine, "color": colors[plan[index].engine]}
@@ -361,7 +362,7 @@ def list_region_times(plan: Sequence[RegionTimes], timeline: MeanCall, colors: M
             (
                 region.name,
                 engine,
-                seconds(timeline.starts[index]),
+                format_seconds(timeline.starts[index]),
                 *_measure(timeline.regions[index], timeline),
                 list_operators(region),
             )
@@ -373,10 +374,10 @@ def list_region_times(plan: Sequence[RegionTimes], timeline: MeanCall, colors: M
 
 
 def _measure(length: float, timeline: MeanCall) -> tuple[str, str]:
-    return seconds(length), percent(length / timeline.seconds if timeline.seconds else 0.0)
+    return format_seconds(length), format_percent(length / timeline.seconds if timeline.seconds else 0.0)
 
 
-def list_operators(region: RegionTimes, most: int = 4) -> str:
+def list_operators(region: PlanRegion, most: int = 4) -> str:
     """List a region's operators: ``Conv ×3, Relu, 2 others``."""
     operators = [f"{op} ×{count}" if count > 1 else op for op, count in region.operators[:most]]
     remaining = len(region.operators) - most
@@ -388,12 +389,12 @@ Edge: TypeAlias = tuple[int, int]
 Point: TypeAlias = tuple[float, float]
 INPUTS_BOX = 0
 """Index of the box of the inputs. The box of the outputs has the last index."""
-MOST = 16
+MAX_BOXES = 16
 """Maximum number of boxes; larger plans have several regions in a box."""
-WIDE, HIGH, LOW = 216, 66, 30
+BOX_WIDTH, BOX_HEIGHT, END_BOX_HEIGHT = 216, 66, 30
 """Width of boxes, height of inner boxes, and height of the boxes for inputs and outputs, in pixels."""
 MARGIN = 2
-BEND = 14
+BEND_PIXELS = 14
 """Distance from a corner at which the bend of an edge begins."""
 LAYOUT = {
     "direction": "topbottom",
@@ -413,7 +414,7 @@ class Box:
     """Tooltip with the full text."""
 
 
-def draw_plan(name: str, plan: Sequence[RegionTimes], timeline: MeanCall | None, colors: Mapping[str, str]) -> dict[str, Any]:
+def draw_plan(name: str, plan: Sequence[PlanRegion], timeline: MeanCall | None, colors: Mapping[str, str]) -> dict[str, Any]:
     """Lay out a plan as boxes and edges; return data for the template ``parts.html``. ``colors`` has CSS classes by engine."""
     groups = split_in_boxes(len(plan))
     boxes = []
@@ -423,9 +424,13 @@ def draw_plan(name: str, plan: Sequence[RegionTimes], timeline: MeanCall | None,
     return draw_boxes(boxes, _find_flows(plan, groups), _describe(name, plan, groups))
 
 
-def picture_plan(name: str, plan: Sequence[RegionTimes], timeline: MeanCall | None, colors: Mapping[str, str]) -> dict[str, Any]:
+def make_plan_picture(
+    name: str, plan: Sequence[PlanRegion], timeline: MeanCall | None, colors: Mapping[str, str]
+) -> dict[str, Any]:
     """Create the template data of a plan: drawing, caption, and the times of its regions if ``timeline`` is known."""
-    note = f" It is drawn in {MOST} boxes, each of them regions that run one after the other." if len(plan) > MOST else ""
+    note = (
+        f" It is drawn in {MAX_BOXES} boxes, each of them regions that run one after the other." if len(plan) > MAX_BOXES else ""
+    )
     engines = format_list(sorted({region.engine for region in plan}))
     return {
         "name": name,
@@ -447,12 +452,12 @@ def draw_boxes(inner: Sequence[Box], flows: Mapping[Edge, int], description: str
 
     # Edges reserve space for their labels, so that the layout keeps labels and boxes apart.
     boxes = [Box(("inputs",)), *inner, Box(("outputs",))]
-    labels = [size(amount) if amount else "" for amount in flows.values()]
+    labels = [format_bytes(amount) if amount else "" for amount in flows.values()]
     graph = Graph()
     for index, box in enumerate(boxes):
-        graph.node(index, width=WIDE if box.color else WIDE / 2, height=HIGH if box.color else LOW)
+        graph.node(index, width=BOX_WIDTH if box.color else BOX_WIDTH / 2, height=BOX_HEIGHT if box.color else END_BOX_HEIGHT)
     for (source, target), label in zip(flows, labels, strict=True):
-        extent: dict[str, Any] = {"label_size": {"width": _measure_label(label), "height": LOW / 2}} if label else {}
+        extent: dict[str, Any] = {"label_size": {"width": _measure_label(label), "height": END_BOX_HEIGHT / 2}} if label else {}
         graph.edge(source, target, **extent)
     drawing = layout(graph, options=LAYOUT)
     anchors = [
@@ -504,11 +509,11 @@ def _round_corners(points: Sequence[Point]) -> str:
 def _approach(corner: Point, other: Point) -> Point:
     """The point where the bend around a corner begins, on the line to ``other``."""
     length = math.dist(corner, other)
-    share = min(BEND, length / 2) / length if length else 0.0
+    share = min(BEND_PIXELS, length / 2) / length if length else 0.0
     return corner[0] + share * (other[0] - corner[0]), corner[1] + share * (other[1] - corner[1])
 
 
-def _describe(name: str, plan: Sequence[RegionTimes], groups: Sequence[range]) -> str:
+def _describe(name: str, plan: Sequence[PlanRegion], groups: Sequence[range]) -> str:
     engines = Counter(region.engine for region in plan)
     parts = format_list([f"{count} on {engine}" for engine, count in engines.most_common()])
     note = f", drawn as {len(groups)} boxes of neighbors" if len(groups) < len(plan) else ""
@@ -519,29 +524,31 @@ def _describe(name: str, plan: Sequence[RegionTimes], groups: Sequence[range]) -
 
 
 def split_in_boxes(count: int) -> list[range]:
-    """Assign ``count`` regions to boxes by index: one each, or consecutive ones if there are more than `MOST`.
+    """Assign ``count`` regions to boxes by index: one each, or consecutive ones if there are more than `MAX_BOXES`.
 
     Consecutive regions in a box cannot close a cycle between boxes, because edges only lead to later regions.
     """
-    boxes = min(count, MOST)
+    boxes = min(count, MAX_BOXES)
     bounds = [round(index * count / boxes) for index in range(boxes + 1)] if boxes else []
     return [range(low, high) for low, high in pairwise(bounds)]
 
 
-def _make_box(regions: Sequence[RegionTimes], total: float | None, timeline: MeanCall | None, colors: Mapping[str, str]) -> Box:
+def _make_box(regions: Sequence[PlanRegion], total: float | None, timeline: MeanCall | None, colors: Mapping[str, str]) -> Box:
     """Create the box of one or several consecutive regions. Its color is that of the most frequent engine."""
     first, last = regions[0], regions[-1]
     engines = Counter(region.engine for region in regions)
     color = colors[engines.most_common(1)[0][0]]
-    share = f", {percent(total / timeline.seconds)}" if total is not None and timeline and timeline.seconds else ""
-    time = f"{seconds(total)}{share}" if total is not None else format_count(sum(region.nodes for region in regions), "node")
+    share = f", {format_percent(total / timeline.seconds)}" if total is not None and timeline and timeline.seconds else ""
+    time = (
+        f"{format_seconds(total)}{share}" if total is not None else format_count(sum(region.nodes for region in regions), "node")
+    )
     if first is last:
         return Box((first.engine, list_operators(first), time), color, f"{first.name}: {format_count(first.nodes, 'node')}")
     engine_list = format_list([f"{count} on {engine}" for engine, count in engines.most_common()])
     return Box((format_count(len(regions), "region"), engine_list, time), color, f"{first.name} to {last.name}: {engine_list}")
 
 
-def _find_flows(plan: Sequence[RegionTimes], groups: Sequence[range]) -> dict[Edge, int]:
+def _find_flows(plan: Sequence[PlanRegion], groups: Sequence[range]) -> dict[Edge, int]:
     """Sum the bytes on each edge between boxes; 0 if their number is unknown, or if an edge is only an order of execution."""
     box_of = {index: box for box, group in enumerate(groups, 1) for index in group} | {INPUTS: INPUTS_BOX}
     flows: Counter[Edge] = Counter()

@@ -11,11 +11,11 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from xrt.measure.timing import Call, Clock, choose_calls, seconds_per_call, seconds_per_turn
+from xrt.measure.timing import Call, Clock, choose_calls, measure_call, measure_turn
 
-FLOOR = 0.01
+MIN_DIFFERENCE = 0.01
 """Minimum relative difference between two candidates to call them different, regardless of the intervals."""
-TIE = 0.1
+MAX_TIE = 0.1
 """Maximum upper bound for a tie: an engine against itself, in 20 rounds on two shared cores, had intervals of up to 9 % on each
 side. Wider intervals are too noisy to rank."""
 RESAMPLES = 2000
@@ -33,7 +33,7 @@ class RatioInterval:
     @property
     def is_loss(self) -> bool:
         """Whether the whole interval is above 1 by more than the floor."""
-        return self.low > 1 + FLOOR
+        return self.low > 1 + MIN_DIFFERENCE
 
     def __str__(self) -> str:
         return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})"
@@ -136,16 +136,16 @@ class Interval:
     high: float
 
 
-def ratio(of: Timing, to: Sequence[Timing]) -> RatioInterval:
+def compute_ratio(of: Timing, to: Sequence[Timing]) -> RatioInterval:
     """Compute the median over rounds of one candidate's time divided by the sum of others', with quartiles as bounds."""
     return compute_quartiles([a / sum(t.seconds[i] for t in to) for i, a in enumerate(of.seconds)])
 
 
-def rank(to_fastest: RatioInterval) -> Literal["slower", "tie", "too noisy"]:
+def judge_ratio(to_fastest: RatioInterval) -> Literal["slower", "tie", "too noisy"]:
     """Judge a candidate by the ratio of its time to that of the fastest one."""
     if to_fastest.is_loss:
         return "slower"
-    return "tie" if to_fastest.high <= 1 + TIE else "too noisy"
+    return "tie" if to_fastest.high <= 1 + MAX_TIE else "too noisy"
 
 
 T = TypeVar("T")
@@ -162,7 +162,7 @@ def interleave(
     For single-threaded code that never waits, `time.process_time` is a clock that is almost independent of the machine's load.
     """
     repeats = {name: choose_calls(call, budget, clock) for name, call in candidates.items()}
-    turn = partial(seconds_per_turn, idle=idle) if idle else seconds_per_call
+    turn = partial(measure_turn, idle=idle) if idle else measure_call
     turns = {name: partial(turn, call, repeats[name], clock) for name, call in candidates.items()}
     return {name: Timing(tuple(seconds)) for name, seconds in take_turns(turns, rounds).items()}
 

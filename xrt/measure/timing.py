@@ -21,7 +21,7 @@ import numpy as np
 
 Call: TypeAlias = Callable[[], object]
 Clock: TypeAlias = Callable[[], float]
-SAMPLE = 0.002
+SAMPLE_SECONDS = 0.002
 """Seconds per sample: a fast call is repeated for this long, so that the overhead of the clock is negligible."""
 MIN_SAMPLES = 7
 """Minimum number of samples for an interval."""
@@ -29,16 +29,16 @@ MAX_SAMPLES = 500
 """Maximum number of samples, for calls that are so fast that the time would allow thousands."""
 POLL_SECONDS = 0.004
 """Seconds between checks of whether the process is idle."""
-IDLE = 0.25
+MAX_IDLE_LOAD = 0.25
 """The process is idle if it uses less than this fraction of a core."""
-LONGEST_WAIT = 0.2
+MAX_IDLE_WAIT = 0.2
 """Maximum seconds to wait for idleness."""
-WARM_SHARE = 0.2
+WARM_UP_SHARE = 0.2
 """Fraction of the time for warm-up calls, which allocate, choose kernels and wake threads."""
-WARM_CALLS = 20
-MAX_CALLS = 20_000
+MAX_SAMPLE_WARM_UP_CALLS = 20
+MAX_CALLS_PER_TURN = 20_000
 """Maximum number of calls per turn."""
-SLOW_TURNS = 10
+MAX_FIRST_CALL_TURNS = 10
 """If the first call takes this many turns, it is not timed again: later calls are assumed to be slow, too."""
 T = TypeVar("T")
 
@@ -49,19 +49,19 @@ def sample_call_times(call: Call, seconds: float, *, within: float = 0.02, clock
     Takes about ``seconds`` at most, or one call if that takes longer; returns at least one sample.
     """
     end = clock() + seconds
-    repeats = _warm_up_calls(call, seconds * WARM_SHARE, clock)
-    samples = [seconds_per_call(call, repeats, clock)]
+    repeats = _warm_up_calls(call, seconds * WARM_UP_SHARE, clock)
+    samples = [measure_call(call, repeats, clock)]
     while clock() < end and len(samples) < MAX_SAMPLES and not _is_narrow(samples, within):
-        samples.append(seconds_per_call(call, repeats, clock))
+        samples.append(measure_call(call, repeats, clock))
     return samples
 
 
 def _warm_up_calls(call: Call, seconds: float, clock: Clock) -> int:
     """Warm up and choose the number of calls per sample."""
-    times = [seconds_per_call(call, 1, clock)]
-    while sum(times) < seconds and len(times) < WARM_CALLS:
-        times.append(seconds_per_call(call, 1, clock))
-    return choose_calls_per_turn(min(times), SAMPLE)
+    times = [measure_call(call, 1, clock)]
+    while sum(times) < seconds and len(times) < MAX_SAMPLE_WARM_UP_CALLS:
+        times.append(measure_call(call, 1, clock))
+    return choose_calls_per_turn(min(times), SAMPLE_SECONDS)
 
 
 def choose_calls_per_turn(seconds: float, turn: float) -> int:
@@ -76,12 +76,12 @@ def choose_calls_per_turn(seconds: float, turn: float) -> int:
 def choose_calls(call: Call, turn: float, clock: Clock = time.perf_counter) -> int:
     """Find by trial how many calls fill a turn of ``turn`` seconds. A call that takes longer runs once.
 
-    The first call may be slow only because it is the first, so it counts only if it takes `SLOW_TURNS` turns.
+    The first call may be slow only because it is the first, so it counts only if it takes `MAX_FIRST_CALL_TURNS` turns.
     """
     # Too slow to call three more times.
-    if seconds_per_call(call, 1, clock) > SLOW_TURNS * turn:
+    if measure_call(call, 1, clock) > MAX_FIRST_CALL_TURNS * turn:
         return 1
-    return min(MAX_CALLS, choose_calls_per_turn(seconds_per_call(call, 3, clock), turn))
+    return min(MAX_CALLS_PER_TURN, choose_calls_per_turn(measure_call(call, 3, clock), turn))
 
 
 def time_call(call: Callable[[], T], clock: Clock = time.perf_counter) -> tuple[T, float]:
@@ -91,7 +91,7 @@ def time_call(call: Callable[[], T], clock: Clock = time.perf_counter) -> tuple[
     return result, clock() - start
 
 
-def seconds_per_call(call: Call, repeats: int = 1, clock: Clock = time.perf_counter) -> float:
+def measure_call(call: Call, repeats: int = 1, clock: Clock = time.perf_counter) -> float:
     """Measure the mean seconds of ``repeats`` back-to-back calls."""
     start = clock()
     for _ in range(repeats):
@@ -99,8 +99,8 @@ def seconds_per_call(call: Call, repeats: int = 1, clock: Clock = time.perf_coun
     return (clock() - start) / repeats
 
 
-def seconds_per_turn(
-    call: Call, repeats: int = 1, clock: Clock = time.perf_counter, *, idle: float = LONGEST_WAIT, warms: bool = True
+def measure_turn(
+    call: Call, repeats: int = 1, clock: Clock = time.perf_counter, *, idle: float = MAX_IDLE_WAIT, warms: bool = True
 ) -> float:
     """Measure the mean seconds of a turn's calls, after the threads of the previous turn have gone to sleep.
 
@@ -110,10 +110,10 @@ def seconds_per_turn(
     wait_until_idle(idle)
     if warms:
         call()
-    return seconds_per_call(call, repeats, clock)
+    return measure_call(call, repeats, clock)
 
 
-def wait_until_idle(longest: float = LONGEST_WAIT) -> None:
+def wait_until_idle(longest: float = MAX_IDLE_WAIT) -> None:
     """Wait until this process uses almost no CPU, at most ``longest`` seconds.
 
     Threads may spin after a call (OpenBLAS's for 0.1 s) and take a core from the next timed call.
@@ -121,24 +121,24 @@ def wait_until_idle(longest: float = LONGEST_WAIT) -> None:
     for _ in range(round(longest / POLL_SECONDS)):
         start = time.process_time()
         time.sleep(POLL_SECONDS)
-        if time.process_time() - start < IDLE * POLL_SECONDS:
+        if time.process_time() - start < MAX_IDLE_LOAD * POLL_SECONDS:
             return
 
 
 def _is_narrow(samples: Sequence[float], within: float) -> bool:
     if len(samples) < MIN_SAMPLES:
         return False
-    median, low, high = median_interval(samples)
+    median, low, high = compute_median_interval(samples)
     return high - low <= within * median
 
 
-def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
+def compute_median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
     """The median and its distribution-free 95 % interval, whose bounds are samples.
 
     By ranks, with the normal approximation of the binomial (Conover, Practical Nonparametric Statistics); for fewer than six
     samples the interval is the full range.
 
-    >>> median_interval([3.0, 1.0, 2.0])
+    >>> compute_median_interval([3.0, 1.0, 2.0])
     (2.0, 1.0, 3.0)
     """
     ordered = sorted(samples)
@@ -151,11 +151,11 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
     return middle, min(ordered[low], middle), max(ordered[high], middle)
 
 
-WINDOW = 5
+WINDOW_CALLS = 5
 """Number of calls in each of the two windows that are compared."""
-WITHIN = 0.03
+MAX_STEADY_CHANGE = 0.03
 """Relative change of the median below which times are steady."""
-WARMUP_CALLS = 200
+MAX_WARM_UP_CALLS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,28 +168,28 @@ class Warmup:
 
 
 def warm_up(call: Call, *, seconds: float, clock: Clock = time.perf_counter) -> Warmup:
-    """Call until times are steady, or for ``seconds``, or `WARMUP_CALLS` times."""
+    """Call until times are steady, or for ``seconds``, or `MAX_WARM_UP_CALLS` times."""
     times: list[float] = []
-    while len(times) < WARMUP_CALLS and (not times or sum(times) < seconds):
-        times.append(seconds_per_call(call, 1, clock))
+    while len(times) < MAX_WARM_UP_CALLS and (not times or sum(times) < seconds):
+        times.append(measure_call(call, 1, clock))
         if is_steady(times):
             return Warmup(len(times), True)
     return Warmup(len(times), False)
 
 
 def is_steady(times: Sequence[float]) -> bool:
-    """Whether the medians of the last two windows of `WINDOW` calls differ by no more than the spread of the last.
+    """Whether the medians of the last two windows of `WINDOW_CALLS` calls differ by no more than the spread of the last.
 
     >>> is_steady([9, 5, 3, 2, 1.5, 1, 1, 1, 1, 1])
     False
     >>> is_steady([9, 5, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1])
     True
     """
-    if len(times) < 2 * WINDOW:
+    if len(times) < 2 * WINDOW_CALLS:
         return False
-    last, before = times[-WINDOW:], times[-2 * WINDOW : -WINDOW]
+    last, before = times[-WINDOW_CALLS:], times[-2 * WINDOW_CALLS : -WINDOW_CALLS]
     low, middle, high = statistics.quantiles(last, n=4)
-    return abs(statistics.median(before) - middle) <= max(WITHIN * middle, (high - low) / 2)
+    return abs(statistics.median(before) - middle) <= max(MAX_STEADY_CHANGE * middle, (high - low) / 2)
 
 
 # ---------------------------------------------------------------------- load
@@ -197,7 +197,7 @@ def is_steady(times: Sequence[float]) -> bool:
 Instance: TypeAlias = Callable[[int, int], object]
 """Serves requests. Called with the index of the first request and the number of requests."""
 
-MIN_CALLS = 5
+MIN_CALLS_PER_INSTANCE = 5
 """Minimum calls per instance, regardless of the time."""
 
 
@@ -242,7 +242,7 @@ def run_closed_loop(
             barrier.abort()  # release the other instances
             raise
         batches: list[tuple[float, list[float]]] = []
-        while len(batches) < MIN_CALLS or clock() < began + seconds:
+        while len(batches) < MIN_CALLS_PER_INSTANCE or clock() < began + seconds:
             with lock:
                 issued = [waiting.popleft() for _ in range(batch)]
             instance(first, batch)

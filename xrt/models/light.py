@@ -120,7 +120,7 @@ def _draw(function: Function, generator: np.random.Generator) -> Iterator[tuple[
                 # A shared weight is drawn once, for its first reader.
                 drawn_names.add(weights[name].name)
                 yield weights[name].name, maker(generator, weights[name].shape, input_statistics, node)
-        statistics.update(dict.fromkeys(node.defines, propagate_statistics(node, statistics)))
+        statistics.update(dict.fromkeys(node.defined_names, propagate_statistics(node, statistics)))
 
 
 @dataclass(frozen=True, slots=True)

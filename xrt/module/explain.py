@@ -232,7 +232,7 @@ def render_explanation_page(explanation: Explanation, model: str) -> str:
 
 
 def _describe_page(report: Explanation) -> dict[str, Any]:
-    from xrt.html.views import format_count, size
+    from xrt.html.views import format_bytes, format_count
     from xrt.partition.plan import describe_plan
     from xrt.placement.report import describe_costs, describe_errors
 
@@ -240,7 +240,7 @@ def _describe_page(report: Explanation) -> dict[str, Any]:
         "engines": report.engine_names,
         "threads": f"{format_count(report.threads, 'thread')} for all together",
         "device": report.device if report.device != "cpu" else None,
-        "copies": f"{len(report.copies)} between devices, {size(report.bytes_copied)}" if report.copies else None,
+        "copies": f"{len(report.copies)} between devices, {format_bytes(report.bytes_copied)}" if report.copies else None,
         "graph": report.graph or None,
         "checks": report.checks or None,
         "idle pins": ", ".join(report.idle_pins) or None,

@@ -58,7 +58,7 @@ def is_graph(model: object, *, as_class: bool = False) -> bool:
 def _check_function(function: Function) -> Function:
     """Verify a Function and infer its types. Raises ModelError if it is invalid or types contradict each other."""
     from xrt import passes
-    from xrt.graph.state import STATE, declare_states, list_states
+    from xrt.graph.state import STATE_KEY, declare_states, list_states
     from xrt.graph.verify import verify, verify_types
 
     verify(function)
@@ -66,7 +66,7 @@ def _check_function(function: Function) -> Function:
     # If no type was added, `infer_shapes` returns its argument, whose types were verified when it was made.
     if inferred is not function:
         verify_types(inferred)
-    return declare_states(inferred, list_states(inferred)) if STATE in inferred.metadata else inferred
+    return declare_states(inferred, list_states(inferred)) if STATE_KEY in inferred.metadata else inferred
 
 
 def find_front_end(model: object) -> type | None:

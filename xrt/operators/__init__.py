@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from xrt.operators.rewriting import (
         NodeWriter as NodeWriter,
         as_function as as_function,
-        compute_outputs as compute_outputs,
         decompose_nodes as decompose_nodes,
+        ensure_computed_outputs as ensure_computed_outputs,
         find_constant as find_constant,
-        find_value as find_value,
+        find_node_constant as find_node_constant,
         inline_function as inline_function,
         rewrite_nodes as rewrite_nodes,
         separate_outputs as separate_outputs,

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from xrt.graph import DType
-from xrt.operators.rewriting import NodeWriter, Write
+from xrt.operators.rewriting import NodeWriter, WriteReplacement
 from xrt.operators.traits import is_training
 
-DECOMPOSITIONS: dict[str, tuple[int, Write]] = {}
+DECOMPOSITIONS: dict[str, tuple[int, WriteReplacement]] = {}
 """Operator to the first opset for which its rule is valid, and the rule."""
 _Rule = TypeVar("_Rule", bound=Callable[[NodeWriter], "str | Sequence[str] | None"])
 
@@ -32,7 +32,7 @@ def decomposition(*operators: str, since: int) -> Callable[[_Rule], _Rule]:
 
 
 def write_decomposition(writer: NodeWriter) -> str | Sequence[str] | None:
-    """Write the decomposition of the writer's node; None if there is none or it does not support the node."""
+    """WriteReplacement the decomposition of the writer's node; None if there is none or it does not support the node."""
     since, rule = DECOMPOSITIONS.get(writer.node.op, (0, None))
     return None if rule is None or writer.function.opsets.get("", 0) < since else rule(writer)
 
@@ -62,14 +62,14 @@ def _extreme(w: NodeWriter) -> str:
 
 @decomposition("Equal", since=7)
 def _equal(w: NodeWriter) -> str | None:
-    """Write Equal of booleans as Not(Xor); keep it for other types."""
+    """WriteReplacement Equal of booleans as Not(Xor); keep it for other types."""
     type_ = w.find_type(w.x)
     return w.op("Not", w.op("Xor", *w.node.inputs)) if type_ is not None and type_.dtype is DType.BOOL else None
 
 
 @decomposition("Pow", since=7)
 def _pow(w: NodeWriter) -> str | None:
-    """Write the powers 1 to 4 as products, and 0.5 as a square root; keep others."""
+    """WriteReplacement the powers 1 to 4 as products, and 0.5 as a square root; keep others."""
     exponent, x = w.find_input(1), w.x
     if exponent is None or exponent.size != 1 or exponent.ndim > w.rank(x):
         return None
@@ -277,7 +277,7 @@ def _lrn(w: NodeWriter) -> str:
 
 @decomposition("Pad", since=13)
 def _pad(w: NodeWriter) -> str | None:
-    """Write the modes reflect and wrap as one Gather per padded axis."""
+    """WriteReplacement the modes reflect and wrap as one Gather per padded axis."""
     mode, pads = w.attr("mode", "constant"), w.find_input(1)
     if mode not in ("reflect", "wrap") or pads is None or (pads < 0).any():
         return None
@@ -294,7 +294,7 @@ def _pad(w: NodeWriter) -> str | None:
 
 @decomposition("DepthToSpace", since=11)
 def _depth_to_space(w: NodeWriter) -> str | None:
-    """Write mode CRD like ONNX's body, with extents known at compile time."""
+    """WriteReplacement mode CRD like ONNX's body, with extents known at compile time."""
     if w.attr("mode", "DCR") != "CRD":
         return None
     size, (count, channels, height, width) = w.attr("blocksize"), w.extents(w.x)

@@ -12,13 +12,13 @@ from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, Ty
 from xrt.graph.node import FreshNames, rename_node
 
 
-def find_value(name: str, function: Function) -> Constant | None:
+def find_constant(name: str, function: Function) -> Constant | None:
     """Find the constant that a value is: an initializer, a Constant node, or the Shape of a static tensor. Otherwise None."""
     producer = function.producer(name)
-    return function.constants.get(name) if producer is None else find_constant(producer, function)
+    return function.constants.get(name) if producer is None else find_node_constant(producer, function)
 
 
-def find_constant(node: Node, function: Function) -> Constant | None:
+def find_node_constant(node: Node, function: Function) -> Constant | None:
     """Find the value of a Constant node or of the Shape of a static tensor; None for other nodes."""
     if node.op == "Constant":
         return _read_value(node)
@@ -96,7 +96,7 @@ class NodeWriter:
 
     def find_constant(self, name: str) -> Constant | None:
         """Look up a constant, in the Function or added here; None for other values."""
-        return self.constants.get(name) or find_value(name, self.function)
+        return self.constants.get(name) or find_constant(name, self.function)
 
     def find_input(self, index: int) -> np.ndarray[Any, Any] | None:
         """The elements of a constant input; None if it is computed or absent."""
@@ -130,7 +130,7 @@ class NodeWriter:
 
     @property
     def _prefix(self) -> str:
-        return next(iter(self.node.defines))
+        return next(iter(self.node.defined_names))
 
     @property
     def opset(self) -> int:
@@ -160,11 +160,11 @@ AXES_OPSET = 18
 SUM_AXES_OPSET = 13
 """The first opset in which ReduceSum reads its axes from an input."""
 
-Write: TypeAlias = Callable[[NodeWriter], "str | Sequence[str] | None"]
+WriteReplacement: TypeAlias = Callable[[NodeWriter], "str | Sequence[str] | None"]
 """Adds the replacement of a node to the writer and returns the names of its results, or None to keep the node."""
 
 
-def rewrite_nodes(function: Function, write: Write) -> Function:
+def rewrite_nodes(function: Function, write: WriteReplacement) -> Function:
     """Replace each node for which ``write`` returns results; return the same Function if there is none. Linear."""
     nodes: list[Node] = []
     constants: dict[str, Constant] = {}
@@ -185,7 +185,7 @@ def rewrite_nodes(function: Function, write: Write) -> Function:
 
 Decompose: TypeAlias = Callable[[Node, Function], Function | None]
 """Decomposes a node into a Function with inputs and outputs named as in `as_function`, or returns None to keep the node."""
-SMALL = 64
+MAX_SHAPE_ELEMENTS = 64
 """Constants of up to this many elements (axes, shapes, scales) stay constants, so a decomposition can depend on them."""
 
 
@@ -197,7 +197,9 @@ def as_function(node: Node, function: Function) -> Function:
     names = _canonical_names(node)
     read = dict.fromkeys(filter(None, node.inputs))
     # Large constants become inputs, so that nodes with different weights share a cache entry.
-    small = {names[name]: c for name in read if (c := find_value(name, function)) is not None and c.array.size <= SMALL}
+    small = {
+        names[name]: c for name in read if (c := find_constant(name, function)) is not None and c.array.size <= MAX_SHAPE_ELEMENTS
+    }
     # Without name, control edges and device, which do not change the result, equal layers become equal Functions.
     return Function(
         inputs=tuple(Value(names[name], function.get_type(name)) for name in read if names[name] not in small),
@@ -249,15 +251,15 @@ def inline_function(body: Function, node: Node, constants: dict[str, Constant], 
     names = {new: old for old, new in _canonical_names(node).items()}
 
     def outer(name: str) -> str:
-        return names.setdefault(name, f"{next(iter(node.defines))}/replaced/{name}")
+        return names.setdefault(name, f"{next(iter(node.defined_names))}/replaced/{name}")
 
     # Names of inputs and outputs map to values outside; all others are new.
     boundary = set(names)
     constants |= {outer(name): constant for name, constant in body.constants.items() if name not in boundary}
     types |= {outer(name): type_ for name, type_ in body.types.items() if name not in boundary}
-    first, nodes = next(iter(node.defines)), []
+    first, nodes = next(iter(node.defined_names)), []
     for part in body.nodes:
-        renamed = rename_node(part, {name: outer(name) for name in (*part.uses, *part.defines)}, {})
+        renamed = rename_node(part, {name: outer(name) for name in (*part.uses, *part.defined_names)}, {})
         nodes.append(
             replace(renamed, name=node.name if first in renamed.outputs else "", control=node.control, device=node.device)
         )
@@ -273,10 +275,10 @@ def separate_outputs(function: Function, reserved: Iterable[str] = ()) -> Functi
 
     Outputs keep their order; the first of repeated outputs keeps its name. Returns the same Function if nothing is inserted.
     """
-    return _separate_outputs(function, FreshNames.of(function), reserved)
+    return _separate_outputs(function, FreshNames.for_function(function), reserved)
 
 
-def compute_outputs(function: Function) -> Function:
+def ensure_computed_outputs(function: Function) -> Function:
     """Insert Identity nodes so that each output is computed by a node, for libraries that cannot return inputs or constants.
 
     XRT's regions have this form already; a Function that is compiled alone may not. Returns it if nothing is inserted.
@@ -290,7 +292,7 @@ def _separate_outputs(function: Function, fresh: FreshNames, reserved: Iterable[
     for value in function.outputs:
         name = value.name
         if name in taken:
-            name = fresh.number(value.name)
+            name = fresh.take_numbered(value.name)
             nodes.append(Node("Identity", (value.name,), (name,)))  # the Function names it: control edges may use this name
         taken.add(name)
         outputs.append(Value(name, value.type or function.get_type(value.name)))

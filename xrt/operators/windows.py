@@ -31,7 +31,7 @@ class Placement:
         """Pairs of padding before and after each spatial axis."""
         return list(zip(self.begins, self.ends, strict=True))
 
-    def counts(self, xp: Any, with_padding: bool) -> Any:
+    def count_elements(self, xp: Any, with_padding: bool) -> Any:
         """Count the elements in each window, with or without declared padding, as an array of the module ``xp`` (NumPy's API)."""
         counts = xp.ones((), dtype=np.int64)
         for axis, extent in enumerate(self.extents):
@@ -42,7 +42,7 @@ class Placement:
             counts = counts[..., None] * xp.sum((elements >= -begin) & (elements < extent + end), axis=1)
         return counts
 
-    def offsets(self) -> Iterator[tuple[tuple[int, ...], tuple[Any, ...]]]:
+    def iterate_offsets(self) -> Iterator[tuple[tuple[int, ...], tuple[Any, ...]]]:
         """Yield (offset, index): indexing the padded tensor selects the element at this offset of every window."""
         window = self.window
         for offset in product(*map(range, window.kernel)):
@@ -73,7 +73,7 @@ class Window:
         """Number of elements in the window."""
         return prod(self.kernel)
 
-    def over(self, extents: Sequence[int]) -> Placement:
+    def place(self, extents: Sequence[int]) -> Placement:
         """Apply the window to spatial extents; raises ValueError if it does not fit into the padded tensor."""
         axes = [self._place_axis(i, n) for i, n in enumerate(extents)]
         begins, ends, declared, positions = (tuple(column) for column in zip(*axes, strict=True)) if axes else ((), (), (), ())
@@ -93,11 +93,11 @@ class Window:
                 return None
             # With stride 1 the padding is the same for each extent.
             sizes = [span if extent is None else extent for extent, span in zip(extents, self.spans, strict=True)]
-            placement = self.over(sizes)
+            placement = self.place(sizes)
             begins, ends = placement.begins, placement.declared_ends
         return replace(self, begins=begins, ends=ends, auto_pad="NOTSET")
 
-    def unpooled_extents(self, positions: Sequence[int]) -> list[int]:
+    def compute_unpooled_extents(self, positions: Sequence[int]) -> list[int]:
         """The default output extents of MaxUnpool: the input extents of a pool without dilation, less the declared padding."""
         pads = zip(self.begins, self.ends, strict=True)
         steps = zip(positions, self.strides, self.kernel, pads, strict=True)

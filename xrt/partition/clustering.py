@@ -299,7 +299,7 @@ def _form_clusters(
     function: Function, graph: DependencyGraph, engines: Sequence[int], devices: Sequence[str], options: ClusteringOptions
 ) -> list[Cluster]:
     units = QuotientGraph.of(graph, engines, devices)
-    ends = {index for value in function.outputs if (index := function.position(value.name)) is not None}
+    ends = {index for value in function.outputs if (index := function.producer_index(value.name)) is not None}
     groups = minimize_cut(units, find_engine_sequence(units), ends)
     members: list[list[int]] = [[] for _ in range(max(groups, default=-1) + 1)]
     for node, group in enumerate(groups):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from xrt.graph import FrozenDict, Function, Node, Type
-from xrt.graph.function import canonical_order
+from xrt.graph.function import sort_topologically
 from xrt.partition.plan import DOMAIN, LAUNCH, launch_node
 
 if TYPE_CHECKING:
@@ -35,9 +35,11 @@ class _Part:
         """Create a part from ascending node indices. ``ends`` are the names of the Function's outputs. Linear in the part."""
         nodes = [function.nodes[index] for index in indices]
         names = {node.name for node in nodes}
-        defined = {name for node in nodes for name in node.defines}
+        defined = {name for node in nodes for name in node.defined_names}
         read = dict.fromkeys(name for node in nodes for name in node.uses if name not in defined)
-        outputs = [name for node in nodes for name in node.defines if name in ends or _is_read_outside(function, name, names)]
+        outputs = [
+            name for node in nodes for name in node.defined_names if name in ends or _is_read_outside(function, name, names)
+        ]
         return cls(nodes, names, list(read), outputs)
 
     def to_function(self, function: Function, name: str, aliases: tuple[tuple[str, str], ...]) -> Function:
@@ -121,7 +123,7 @@ def _order_parts(function: Function, parts: Sequence[_Part]) -> list[int]:
         for c, part in enumerate(parts)
     ]
     producer = {name: c for c, part in enumerate(parts) for name in part.outputs}
-    return canonical_order(nodes, producer, [value.name for value in function.outputs])
+    return sort_topologically(nodes, producer, [value.name for value in function.outputs])
 
 
 def _order_updates(function: Function, parts: Sequence[_Part]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from xrt.engines.contract.options import check_options, option
 from xrt.errors import OptionError, did_you_mean
-from xrt.graph.node import OPERATOR, compile_patterns
+from xrt.graph.node import OPERATOR_PATTERN, compile_patterns
 
 if TYPE_CHECKING:
     from xrt.graph import Node
@@ -45,7 +45,7 @@ class Pin:
         if not self.patterns or not all(self.patterns):
             raise OptionError(f"the pin to {self.engine!r} has no pattern for the {self.by}; {_HELP}")
         for pattern in self.patterns:
-            if self.by == "operator" and not OPERATOR.fullmatch(pattern):
+            if self.by == "operator" and not OPERATOR_PATTERN.fullmatch(pattern):
                 raise OptionError(f"{pattern!r} is not an operator (letters, digits, '.', '*' and '?'); {_HELP}")
 
     @classmethod

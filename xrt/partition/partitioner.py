@@ -44,7 +44,7 @@ def place_updates(
     # Nodes are already on the first engine if it supports them, so only later engines can avoid a copy.
     for target in range(1, len(engines)):
         update_nodes = search.find_update_nodes(copied, target)
-        if sum(size for result, size in copied.items() if function.position(result) in update_nodes) >= MIN_COPIED_BYTES:
+        if sum(size for result, size in copied.items() if function.producer_index(result) in update_nodes) >= MIN_COPIED_BYTES:
             exclusions = search.explain_exclusions(update_nodes, target, nbytes)
             updating = dict.fromkeys(exclusions, engines[target].spec)
             return replace(choices, exclusions={**choices.exclusions, **exclusions}, updating_engines=updating)
@@ -63,7 +63,7 @@ class _UpdateSearch:
     def list_copied_outputs(self) -> Iterator[tuple[str, int | None]]:
         """Yield (output, bytes) for each alias that its node's first candidate would copy; bytes are None if unknown."""
         for _, result in self.function.aliases:
-            index, type_ = self.function.position(result), self.function.get_type(result)
+            index, type_ = self.function.producer_index(result), self.function.get_type(result)
             if index is not None and isinstance(type_, TensorType) and self.candidates[index]:
                 if not self._is_mutable(self.function.nodes[index], self.candidates[index][0]):
                     yield result, type_.nbytes

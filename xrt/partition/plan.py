@@ -13,7 +13,7 @@ from xrt.graph import Attribute, AttrKind, Function, Node, TensorType, Type
 from xrt.partition.options import ClusteringOptions, read_options
 
 if TYPE_CHECKING:
-    from xrt.html.views import MeanCall, Reading, RegionTimes
+    from xrt.html.views import MeanCall, PlanRegion, RegionInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,19 +369,19 @@ def render_plan(plan: Plan) -> str:
 
 def describe_plan(plan: Plan | None, reasons: Sequence[Reason], times: MeanCall | None = None) -> dict[str, Any]:
     """Create the variables of the macros in ``plans.html``: the diagram, the launches, and one row per group of equal reasons."""
-    from xrt.html.views import picture_plan
+    from xrt.html.views import make_plan_picture
 
     regions = list_regions(plan) if plan else ()
     rows = [(g.nodes, len(g.reasons), ", ".join(g.engines), g.reasons[0].text) for g in group_reasons(reasons, least=1)]
     colors = color_engines(region.engine for region in regions)
     return {
-        "picture": picture_plan("this model", regions, times, colors) if regions else None,
+        "picture": make_plan_picture("this model", regions, times, colors) if regions else None,
         "launches": [_describe_launch(plan, x, region) for x, region in zip(plan.launches, regions, strict=True)] if plan else [],
         "reasons": rows,
     }
 
 
-def _describe_launch(plan: Plan, x: Launch, region: RegionTimes) -> tuple[object, ...]:
+def _describe_launch(plan: Plan, x: Launch, region: PlanRegion) -> tuple[object, ...]:
     from xrt.html.views import list_operators
 
     ends = (", ".join(map(str, values)) or "nothing" for values in (x.function.inputs, x.function.outputs))
@@ -396,28 +396,30 @@ def color_engines(engines: Iterable[str]) -> dict[str, str]:
     return assign_colors(engines, lambda name: find_declaration(name).color)
 
 
-def list_regions(plan: Plan) -> tuple[RegionTimes, ...]:
+def list_regions(plan: Plan) -> tuple[PlanRegion, ...]:
     """Describe the regions of a plan, in execution order, for diagrams."""
-    from xrt.html.views import Reading, RegionTimes
+    from xrt.html.views import PlanRegion, RegionInput
 
     index_of = {launch.name: index for index, launch in enumerate(plan.launches)}
     producers = {value: index for index, launch in enumerate(plan.launches) for value in launch.outputs}
     outputs = {value.name for value in plan.function.outputs}
     return tuple(
-        RegionTimes(
+        PlanRegion(
             launch.name,
             launch.engine,
             len(launch.nodes),
             tuple(Counter(node.op for node in launch.function.nodes).most_common()),
-            (*_list_readings(launch, producers), *(Reading(index_of[before], "") for before in launch.control)),
+            (*_list_readings(launch, producers), *(RegionInput(index_of[before], "") for before in launch.control)),
             not outputs.isdisjoint(launch.outputs),
         )
         for launch in plan.launches
     )
 
 
-def _list_readings(launch: Launch, producers: dict[str, int]) -> Iterator[Reading]:
-    from xrt.html.views import INPUTS, Reading
+def _list_readings(launch: Launch, producers: dict[str, int]) -> Iterator[RegionInput]:
+    from xrt.html.views import INPUTS, RegionInput
 
     for name, value in zip(launch.inputs, launch.function.inputs, strict=True):
-        yield Reading(producers.get(name, INPUTS), str(value), value.type.nbytes if isinstance(value.type, TensorType) else None)
+        yield RegionInput(
+            producers.get(name, INPUTS), str(value), value.type.nbytes if isinstance(value.type, TensorType) else None
+        )

@@ -111,7 +111,7 @@ class _NodeClasses:
         key = (node.op_type, node.domain, node.device, input_keys, output_keys, same, read, attributes)
         if node.op_type in TYPE_ONLY_OPERATORS or all(isinstance(value_key, str | int) for value_key in input_keys):
             # Computed only from constants or types, so an engine may look at how: the name identifies the computation.
-            self._value_keys.update((name, name) for name in node.defines)
+            self._value_keys.update((name, name) for name in node.defined_names)
         return self._numbers.setdefault(key, len(self._numbers))
 
     def _find_value_key(self, name: str) -> _ValueKey:

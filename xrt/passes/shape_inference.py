@@ -116,7 +116,7 @@ def _merge_types(function: Function, inferred: InferredTypes) -> Function:
     output_names = {value.name for value in function.outputs}
     types = dict(function.types)
     for node in function.nodes:
-        for name in node.defines:
+        for name in node.defined_names:
             if name not in output_names and (type_ := combine(inferred.types.get(name), types.get(name))) is not None:
                 types[name] = type_
     outputs = [_merge_value(value, inferred) for value in function.outputs]
@@ -289,7 +289,7 @@ class Knowledge:
 
     def _is_settled(self, node: Node) -> bool:
         """Whether the output types are complete: each extent is a number or a symbol of an input."""
-        for name in node.defines:
+        for name in node.defined_names:
             type_ = self.get_type(name)
             if not isinstance(type_, TensorType) or type_.shape is None:
                 return False
@@ -395,7 +395,7 @@ class Knowledge:
         constants = {name: constant for name in names if (constant := self.find_constant(name)) is not None}
         return Function(
             inputs=tuple(Value(name, self.get_type(name)) for name in names if name not in constants),
-            outputs=tuple(Value(name, self.get_type(name)) for name in dict.fromkeys(node.defines)),
+            outputs=tuple(Value(name, self.get_type(name)) for name in dict.fromkeys(node.defined_names)),
             nodes=(node,),
             constants=constants,
             opsets=self.function.opsets,
@@ -409,7 +409,7 @@ class Knowledge:
         if node.outputs[0] not in self._contents:
             return None
         integers = {}
-        for name in node.defines:
+        for name in node.defined_names:
             contents = self._contents.get(name)
             constant = contents.constant() if contents is not None and contents.dtype in _EXACT else None
             if constant is None:
@@ -453,7 +453,7 @@ def _is_settled(function: Function) -> bool:
         is_static(value.type) for value in function.outputs
     ):
         return False
-    return all(is_static(function.get_type(name)) for node in function.nodes for name in node.defines)
+    return all(is_static(function.get_type(name)) for node in function.nodes for name in node.defined_names)
 
 
 def specialize(function: Function, shapes: Mapping[str, tuple[int, ...]]) -> Function:

@@ -14,7 +14,7 @@ from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, 
 from xrt.graph.function import pause_gc
 from xrt.graph.node import FreshNames, list_definitions, rename_node
 from xrt.graph.types import may_equal
-from xrt.operators.rewriting import find_constant
+from xrt.operators.rewriting import find_node_constant
 from xrt.operators.traits import is_deterministic
 from xrt.passes.shape_inference import Knowledge, infer_shapes
 
@@ -303,7 +303,7 @@ class _Folding:
 
     def node(self, node: Node, knowledge: Knowledge) -> dict[str, Constant] | None:
         """Fold a node that reads only constants; return its outputs as constants, or None if it cannot be folded."""
-        if node.op == "Constant" and (value := find_constant(node, knowledge.function)) is not None:
+        if node.op == "Constant" and (value := find_node_constant(node, knowledge.function)) is not None:
             return {node.outputs[0]: value}
         if node.op == "ConstantOfShape" and (filled := _fill(node, knowledge)) is not None:
             return {node.outputs[0]: filled}
@@ -346,7 +346,7 @@ def _are_small(function: Function, node: Node) -> bool:
         trips = function.constants.get(node.inputs[0])
         if trips is None or int(trips.array.reshape(())) > MOST_TRIPS:
             return False
-    return all(_count_bytes(function.get_type(name)) <= LARGEST_BYTES for name in node.defines)
+    return all(_count_bytes(function.get_type(name)) <= LARGEST_BYTES for name in node.defined_names)
 
 
 def _count_bytes(type_: Type | None) -> float:
@@ -375,7 +375,7 @@ def drop_dead_nodes(function: Function) -> Function:
     trimmed = [node.map_bodies(drop_dead_nodes) for node in function.nodes]
     nodes, needed = _find_live(function, trimmed)
     constants = {name: constant for name, constant in function.constants.items() if name in needed}
-    live = {name for node in nodes for name in node.defines} | needed
+    live = {name for node in nodes for name in node.defined_names} | needed
     types = {name: type_ for name, type_ in function.types.items() if name in live}
     same_nodes = len(nodes) == len(trimmed) and all(new is old for new, old in zip(trimmed, function.nodes, strict=True))
     if same_nodes and len(constants) == len(function.constants) and len(types) == len(function.types):

@@ -20,7 +20,7 @@ from xrt.engines.contract.proxy import load_engine
 from xrt.errors import InputError, OptionError, PlacementWarning, PlanError, XRTError, warn
 from xrt.graph import FrozenDict, Function
 from xrt.html.views import format_count
-from xrt.measure.timing import median_interval
+from xrt.measure.timing import compute_median_interval
 from xrt.operators.sample_inputs import sample_inputs
 from xrt.partition import Plan, partition
 from xrt.partition.cost_table import LAUNCH, CostTable, MeasuredCost, WrongResult
@@ -582,7 +582,7 @@ class Search:
             elif entrant.rounds and len(entrant.plan.launches) == 1:
                 # Times in this process, where the plan will be used, replace the times in a worker.
                 cost_key = _make_cost_key(entrant.plan)
-                self.profiler.table = self.table.with_region(*cost_key, MeasuredCost(*median_interval(entrant.rounds)))
+                self.profiler.table = self.table.with_region(*cost_key, MeasuredCost(*compute_median_interval(entrant.rounds)))
                 self.profiler.unreliable.discard(cost_key)
             if entrant.has_run and not entrant.is_out and self.remaining > PROFILED_CALLS * entrant.median:
                 entrant.profile(self.inputs)

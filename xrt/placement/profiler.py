@@ -17,7 +17,7 @@ from xrt.cache import CompileCache
 from xrt.engines.contract.proxy import RecordedSupportEngine, load_engine
 from xrt.errors import CompileFailed, CompileRefused, EngineError, InputError, OptionError, OutOfDeviceMemory, RunFailed, XRTError
 from xrt.graph import Function, TensorType
-from xrt.measure.timing import Clock, median_interval, sample_call_times
+from xrt.measure.timing import Clock, compute_median_interval, sample_call_times
 from xrt.operators import is_deterministic
 from xrt.partition import partition
 from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost, WrongResult
@@ -524,7 +524,7 @@ class RegionProfiler:
                 raise _NotMeasured("the budget ended before its results were compared with the reference") from error
             if error_text:
                 return WrongResult(f"wrong: {error_text}")
-        return MeasuredCost(*median_interval(samples))
+        return MeasuredCost(*compute_median_interval(samples))
 
 
 class _NotMeasured(Exception):

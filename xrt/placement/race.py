@@ -19,13 +19,13 @@ from xrt.engines import RunOptions
 from xrt.errors import LockError, PlanError, XRTError
 from xrt.formats.placement_file import Baseline
 from xrt.measure.statistics import (
-    FLOOR,
+    MIN_DIFFERENCE,
     RatioInterval,
     compute_round_ratio,
     compute_round_ratio_with_drift,
     rotate,
 )
-from xrt.measure.timing import Clock, choose_calls_per_turn, median_interval, seconds_per_turn, time_call
+from xrt.measure.timing import Clock, choose_calls_per_turn, compute_median_interval, measure_turn, time_call
 from xrt.partition import ClusteringOptions, Plan, SupportMatrix, partition
 from xrt.partition.cost_table import CostTable, RegionCost
 from xrt.partition.partitioner import map_nodes_to_engines, plan_from_assignment
@@ -111,7 +111,7 @@ class Entrant:
     def take_turn(self, clock: Clock) -> None:
         """Time one turn and add it to `rounds`; an exception is recorded as this plan's failure."""
         try:
-            self.rounds.append(seconds_per_turn(self.call, self.repeats, clock))
+            self.rounds.append(measure_turn(self.call, self.repeats, clock))
         except Exception as error:  # noqa: BLE001  # whatever an engine raises
             self.is_out, self.failure = True, f"{type(error).__name__}: {error}"
 
@@ -375,13 +375,13 @@ def _choose_winner(ran: Sequence[Entrant], base: Entrant, ratios: dict[int, Rati
     if not prefers_simple:
         return fastest
     # Fewer regions and engines mean fewer ways to fail, for the same time.
-    tied = [x for x in winners if x is fastest or compute_round_ratio(x.rounds, fastest.rounds).low <= 1 + FLOOR]
+    tied = [x for x in winners if x is fastest or compute_round_ratio(x.rounds, fastest.rounds).low <= 1 + MIN_DIFFERENCE]
     return min(tied, key=lambda entrant: (*entrant.simplicity, ratios[id(entrant)].median))
 
 
 def _judge(entrant: Entrant, ratio: RatioInterval, chosen: Entrant, *, is_sure: bool) -> CandidateResult:
     """Make the result of an entrant. After too few rounds, when ``is_sure`` is false, it has no interval and has not lost."""
-    seconds, low, high = median_interval(entrant.rounds)
+    seconds, low, high = compute_median_interval(entrant.rounds)
     verdict: SelectionOutcome = "won" if entrant is chosen else "tie"
     result = CandidateResult(entrant.plan, verdict, seconds, ratio=ratio.median, note=entrant.note, regions=entrant.regions)
     if not is_sure:

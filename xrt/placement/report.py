@@ -157,7 +157,7 @@ def describe_errors(record: PrecisionRecord | None) -> dict[str, Any]:
             "best" if id(plan) in best else plan.outcome,
             plan.exact_count or "",
             "" if plan.outcome in ("wrong", "failed") else format_error(plan.error, record.measure),
-            "" if plan.seconds is None else views.seconds(plan.seconds),
+            "" if plan.seconds is None else views.format_seconds(plan.seconds),
             plan.note,
         )
         for plan in record.plans
@@ -200,8 +200,8 @@ def _describe_candidate(result: CandidateResult, is_baseline: bool) -> tuple[obj
     note = "; ".join(filter(None, ("the best single engine" if is_baseline else "", result.note)))
     verdict = dict.fromkeys(("text", "verdict"), VERDICTS[result.verdict])
     interval = result.ratio_interval
-    ratio = views.format_ratio_interval(interval) if interval or result.ratio is None else views.times(result.ratio)
-    took = "" if result.seconds is None else views.seconds(result.seconds)
+    ratio = views.format_ratio_interval(interval) if interval or result.ratio is None else views.format_ratio(result.ratio)
+    took = "" if result.seconds is None else views.format_seconds(result.seconds)
     return result.title, verdict, len(result.plan.launches), took, ratio, note
 
 
@@ -213,12 +213,12 @@ def describe_costs(report: CostReport | None) -> dict[str, Any]:
     """Make the template's data for a plan's costs: a table of its regions, or no table without a report."""
 
     def show(value: float | None) -> str:
-        return "unknown" if value is None else views.seconds(value)
+        return "unknown" if value is None else views.format_seconds(value)
 
     if report is None or not report.parts:
         return {"costs": []}
     caption = f"Predicted {show(report.predicted)} for a call"
-    caption += "" if report.measured is None else f"; it took {views.seconds(report.measured)}"
+    caption += "" if report.measured is None else f"; it took {views.format_seconds(report.measured)}"
     caption += f" (the first {MAX_COST_ROWS} of {len(report.parts)})" if len(report.parts) > MAX_COST_ROWS else ""
     rows = [(x.name, x.engine, x.nodes, show(x.predicted), x.source, show(x.measured)) for x in report.parts[:MAX_COST_ROWS]]
     columns = {"region": "", "engine": "", "nodes": "number", "predicted": "number", "known": "", "took": "number"}

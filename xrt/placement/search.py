@@ -113,13 +113,13 @@ class PlanningGraph:
     @cached_property
     def _values(self) -> dict[str, int]:
         """The index of each value that a node defines."""
-        names = (name for node in self.function.nodes for name in node.defines)
+        names = (name for node in self.function.nodes for name in node.defined_names)
         return {name: index for index, name in enumerate(names)}
 
     @cached_property
     def defines(self) -> tuple[int, ...]:
         """Per node, the mask of the values it defines."""
-        return tuple(to_mask(self._values[name] for name in node.defines) for node in self.function.nodes)
+        return tuple(to_mask(self._values[name] for name in node.defined_names) for node in self.function.nodes)
 
     @cached_property
     def reads(self) -> tuple[int, ...]:
@@ -147,7 +147,7 @@ class PlanningGraph:
     def find_inputs(self, mask: int) -> int:
         """Find the values that the nodes of a mask read from other nodes; returns a mask of values."""
         nodes = list(iter_bits(mask))
-        defined = combine_masks(self.defines[index] for index in nodes)
+        defined = combine_masks(self.defined_names[index] for index in nodes)
         return combine_masks(self.reads[index] for index in nodes) & ~defined
 
     def make_subgraph(self, mask: int) -> Function:
@@ -366,7 +366,7 @@ def _estimate_work(node: Node, graph: PlanningGraph) -> float:
     """Estimate a node's work in bytes: the bytes it moves, and the multiplications of a product converted to bytes."""
     types = graph.function.get_type
     moved = 64.0
-    for name in {*node.uses, *node.defines}:
+    for name in {*node.uses, *node.defined_names}:
         moved += graph.sizes.get(name) or getattr(types(name), "nbytes", None) or 64
     if node.op_type not in _PRODUCTS or len(node.inputs) < 2:
         return moved
@@ -440,7 +440,7 @@ def find_best_stretches(costs: CostModel) -> Iterator[Partitioning]:
     """
     graph, atoms = costs.graph, list_atoms(costs)
     masks = [_make_mask(start, end) for start, end in atoms]
-    defines = [combine_masks(graph.defines[start:end]) for start, end in atoms]
+    defines = [combine_masks(graph.defined_names[start:end]) for start, end in atoms]
     reads = [combine_masks(graph.reads[start:end]) for start, end in atoms]
     node_sums = [[float(seconds[start:end].sum()) for start, end in atoms] for seconds in costs.node_seconds]
     # At index n, the cheapest way to run the first n atoms: its seconds, the first atom of its last region, and that region.

@@ -159,7 +159,7 @@ NUMERIC_COLUMNS = ("batch", "instances", "threads", "in flight", "requests/s", "
 
 def list_cells(point: ServingCandidate) -> tuple[str, ...]:
     """Format a point as a row of the table, in the order of `COLUMNS`."""
-    memory = "" if point.memory is None else views.size(point.memory)
+    memory = "" if point.memory is None else views.format_bytes(point.memory)
     numbers = (str(number) for number in (point.batch, point.instances, point.threads, point.concurrency))
     return (point.verdict, *numbers, point.plan, *_format_figures(point), memory, point.note)
 

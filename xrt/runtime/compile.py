@@ -18,7 +18,7 @@ from xrt.cache.memory import call_all
 from xrt.engines.contract.graph_compiler import prepare_or_close
 from xrt.errors import CompileFailed, CompileRefused, EngineError, PlanError
 from xrt.forking import renew_after_fork
-from xrt.graph.constants import release
+from xrt.graph.constants import release_pages
 from xrt.graph.deferred_function import find_stale
 from xrt.graph.hashing import SMALL
 from xrt.runtime.devices.interface import Device, make_out_of_memory_error
@@ -129,7 +129,7 @@ class RegionToCompile:
         lease = cache.lease(self.signature, make, request=request)
         # Unmap pages of file-backed constants that the engine read: they are not needed before a run.
         for constant in self.launch.function.loaded_constants():
-            release(constant.array)
+            release_pages(constant.array)
         _log.debug("cache %s for %s (%.12s)", outcome, self.launch.name, self.signature.key)
         return lease
 

@@ -93,7 +93,7 @@ def _make_updating_call(
 
 def _may_be_bound(value: Any) -> bool:
     """Whether a program can store a result like this one at a fixed address."""
-    return isinstance(value, np.ndarray) and is_sized_tensor(TensorType(DType.of(value), value.shape))
+    return isinstance(value, np.ndarray) and is_sized_tensor(TensorType(DType.from_array(value), value.shape))
 
 
 def _to_c_order(value: Any) -> Any:

@@ -161,7 +161,7 @@ def _check(name: str, type_: Type | None, argument: Any, dims: Dims) -> None:
 
 def _check_element_type(name: str, type_: TensorType, array: np.ndarray[Any, Any]) -> None:
     try:
-        dtype = DType.of(array)
+        dtype = DType.from_array(array)
     except ModelError as error:
         raise InputError(f"input {name!r} must be {type_}; {error}") from None
     if dtype is not type_.dtype:
@@ -207,9 +207,9 @@ def check_updated(name: str, array: Any) -> None:
 def infer_type(argument: Any) -> Type | None:
     """Infer the type of a converted value; None for a dict, an absent optional, and a list with items of different types."""
     if isinstance(argument, np.ndarray):
-        return TensorType(DType.of(argument), argument.shape)
+        return TensorType(DType.from_array(argument), argument.shape)
     if hasattr(argument, "dtype") and hasattr(argument, "shape"):  # an array on a device
-        return TensorType(DType.of(argument), tuple(argument.shape))
+        return TensorType(DType.from_array(argument), tuple(argument.shape))
     if isinstance(argument, list):
         types = {infer_type(item) for item in argument}
         element = types.pop() if len(types) == 1 else None

@@ -102,7 +102,16 @@ class Profile:
 
     def _repr_html_(self) -> str:
         """Draw a timeline and a table for a notebook."""
-        from xrt.html.views import MeanCall, RegionTimes, Strip, format_count, make_strips, percent, render_cell, seconds
+        from xrt.html.views import (
+            MeanCall,
+            PlanRegion,
+            Strip,
+            format_count,
+            format_percent,
+            format_seconds,
+            make_strips,
+            render_cell,
+        )
         from xrt.partition.plan import color_engines
 
         if not any(launch.calls for launch in self.launches):
@@ -111,10 +120,10 @@ class Profile:
         # Without the times of whole calls, a call counts as the sum of its launches.
         call_times = [moment.ended - moment.began for moment in self.moments if moment.category == "call"] or [sum(times)]
         call = MeanCall(max(launch.calls for launch in self.launches), sum(call_times) / len(call_times), times)
-        regions = [RegionTimes(x.launch, x.engine, 0, (), (), is_output=False) for x in self.launches]
+        regions = [PlanRegion(x.launch, x.engine, 0, (), (), is_output=False) for x in self.launches]
         colors, total = color_engines(region.engine for region in regions), sum(times) or 1.0
         launches = [
-            (x.launch, x.engine, x.device, x.calls, seconds(time), percent(time / total))
+            (x.launch, x.engine, x.device, x.calls, format_seconds(time), format_percent(time / total))
             for x, time in zip(self.launches, times, strict=True)
         ]
         threads = "" if self.threads is None else f" on {format_count(self.threads, 'thread')}"

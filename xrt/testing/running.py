@@ -215,7 +215,7 @@ def _trace_deviations(
         read |= _find_kinds(c.array for body in node.bodies for c in body.constants.values())
         is_reached = bool(covered & read) or not reached.isdisjoint(node.uses)
         is_reached |= any(special.get(name, set()) & deviating[name] for name in node.uses)
-        for name in node.defines:
+        for name in node.defined_names:
             deviating[name] = covered.union(*(deviating[used] for used in node.uses))
             if is_reached:
                 reached.add(name)
@@ -234,7 +234,7 @@ def _is_argument(node: Node, name: str, function: Function) -> bool:
     """
     if name not in node.inputs[1:] or name == node.inputs[0]:
         return False
-    types = [function.get_type(operand) for operand in (name, node.inputs[0], *node.defines)]
+    types = [function.get_type(operand) for operand in (name, node.inputs[0], *node.defined_names)]
     kinds = [type_.dtype if isinstance(type_, TensorType) else None for type_ in types]
     is_empty = isinstance(types[0], TensorType) and types[0].shape == (0,)
     return is_empty or (None not in kinds and kinds[0] not in kinds[1:])

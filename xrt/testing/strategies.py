@@ -56,7 +56,7 @@ def labels(draw: st.DrawFn, function: Function) -> tuple[int, ...]:
     chosen_labels: list[int] = []
     index = {node.name: i for i, node in enumerate(function.nodes)}
     for node in function.nodes:
-        before = [function.position(name) for name in node.uses] + [index[name] for name in node.control]
+        before = [function.producer_index(name) for name in node.uses] + [index[name] for name in node.control]
         least = max((chosen_labels[i] for i in before if i is not None), default=0)
         chosen_labels.append(least + draw(st.integers(0, 2)))
     return tuple(chosen_labels)

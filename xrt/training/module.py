@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.errors import InputError, did_you_mean
 from xrt.graph import Attribute, Constant, Function, Node, list_states
-from xrt.graph.state import STATE
+from xrt.graph.state import STATE_KEY
 from xrt.module.model_source import make_source
 from xrt.module.module import XRTModule
 from xrt.operators import is_training
@@ -155,7 +155,7 @@ class TrainModule:
         else:
             function = self._model if model is None else make_source(model).get_declared_function()
         next_states = {state.output for state in list_states(function)}
-        metadata = {key: value for key, value in function.metadata.items() if key != STATE}
+        metadata = {key: value for key, value in function.metadata.items() if key != STATE_KEY}
         outputs = tuple(value for value in function.outputs if value.name not in next_states)
         return drop_dead_nodes(_to_inference(function.replace(outputs=outputs, aliases=(), metadata=metadata)))
 
@@ -185,7 +185,7 @@ def _to_inference_nodes(node: Node, function: Function) -> Iterator[Node]:
     else:
         # BatchNormalization in training mode.
         attributes = [attribute for attribute in node.attributes if attribute.name != "training_mode"]
-        yield replace(node, outputs=node.outputs[:1], attributes=(*attributes, Attribute.of("training_mode", 0)))
+        yield replace(node, outputs=node.outputs[:1], attributes=(*attributes, Attribute.create("training_mode", 0)))
         # In inference the running statistics do not change.
         for before, after in zip(node.inputs[3:], node.outputs[1:], strict=False):
             if after:

@@ -230,6 +230,6 @@ def promote(function: Function, parameters: Mapping[str, Constant]) -> Function:
 def _find_first_use(function: Function, name: str) -> int:
     """Find the index of the first node that reads a value; the number of nodes if no node reads it."""
     users = function.users(name)
-    first_output = next(iter(users[0].node.defines), "") if users else ""
-    position = function.position(first_output)
+    first_output = next(iter(users[0].node.defined_names), "") if users else ""
+    position = function.producer_index(first_output)
     return len(function.nodes) if position is None else position

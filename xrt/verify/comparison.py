@@ -66,7 +66,7 @@ def _widen_attribute(attribute: Attribute) -> Attribute:
 def _widen_value(value: Any) -> Any:
     if isinstance(value, list):
         return [_widen_value(item) for item in value]
-    is_narrow = isinstance(value, np.ndarray) and value.dtype.kind not in "OUST" and DType.of(value) in _NARROW_TYPES
+    is_narrow = isinstance(value, np.ndarray) and value.dtype.kind not in "OUST" and DType.from_array(value) in _NARROW_TYPES
     return value.astype(np.float64) if is_narrow else value
 
 
@@ -215,7 +215,7 @@ def compare_at_precision(function: Function, results: Sequence[Any], expected: S
 def find_tolerance(expected: Any, precision: str) -> Tolerance | None:
     """Find the tolerance of a network's output in this precision; None for the default of `compare`."""
     is_array = isinstance(expected, np.ndarray)
-    if is_reduced_precision(precision) and not (is_array and not DType.of(expected).is_float):
+    if is_reduced_precision(precision) and not (is_array and not DType.from_array(expected).is_float):
         return tolerance_for(DType.parse(_TOLERANCE_TYPES[precision]).numpy, "network")
     return tolerance_for(expected.dtype, "network") if is_array else None
 
@@ -337,7 +337,7 @@ def _has_floats(value: Any) -> bool:
     """Whether a value is a float tensor, or a list or map that contains floats."""
     if isinstance(value, list | dict):
         return any(map(_has_floats, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, float) or (isinstance(value, np.ndarray) and DType.of(value).is_float)
+    return isinstance(value, float) or (isinstance(value, np.ndarray) and DType.from_array(value).is_float)
 
 
 _NARROWEST_FIRST = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)

@@ -53,7 +53,7 @@ def mark_special_elements(array: np.ndarray[Any, Any]) -> dict[DeviationKind, np
     """Mark the special elements of an array: a boolean mask for each kind of deviation that they can cause."""
     if array.dtype.kind in "iu" and array.dtype.itemsize >= 4:
         return {"integer": (array < -EXACT_IN_FLOAT32) | (array > EXACT_IN_FLOAT32)}
-    if array.dtype.kind not in "fV" or not DType.of(array).is_float:
+    if array.dtype.kind not in "fV" or not DType.from_array(array).is_float:
         return {}
     wide = np.abs(array.astype(np.float64))
     nan, infinite = np.isnan(wide), np.isinf(wide)

@@ -405,4 +405,4 @@ class _Search:
 
 
 def _infer_type(value: Any, declared: Type | None) -> Type | None:
-    return TensorType(DType.of(value), value.shape) if isinstance(value, np.ndarray) else declared
+    return TensorType(DType.from_array(value), value.shape) if isinstance(value, np.ndarray) else declared

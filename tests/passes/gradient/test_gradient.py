@@ -12,7 +12,7 @@ from onnx import parser
 import xrt
 from tests.passes.gradient.checking import Array, Case, assert_gradient, list_floats, make_function, run
 from xrt import ops
-from xrt.builder.record_op import current
+from xrt.builder.record_op import get_builder
 from xrt.errors import ModelError
 from xrt.formats.onnx import load
 from xrt.graph import DType, Function, TensorType
@@ -43,7 +43,7 @@ def test_gradients_follow_the_outputs_in_the_order_asked_for() -> None:
 
 
 def test_a_weight_has_a_gradient_and_stays_a_constant() -> None:
-    function = make_function(lambda x: ops.ReduceSum(x @ current("w").constant(W, name="w"), keepdims=0), (X,))
+    function = make_function(lambda x: ops.ReduceSum(x @ get_builder("w").constant(W, name="w"), keepdims=0), (X,))
     gradient = xrt.gradient(function, with_respect_to="w")
     assert gradient.constants["w"].array is function.constants["w"].array
     np.testing.assert_allclose(run(gradient, (X,))[1], np.repeat(X.sum(0)[:, None], 2, 1))
@@ -73,7 +73,7 @@ def test_what_is_not_reached_has_zeros() -> None:
 
 def test_a_weight_of_which_only_the_shape_is_read_has_zeros() -> None:
     def build(x: Any) -> Any:
-        return ops.ReduceSum(ops.Reshape(x, ops.Shape(current("w").constant(W.T, name="w"))), keepdims=0)
+        return ops.ReduceSum(ops.Reshape(x, ops.Shape(get_builder("w").constant(W.T, name="w"))), keepdims=0)
 
     gradient = xrt.gradient(make_function(build, (W,)), with_respect_to=("w", "x"))
     np.testing.assert_array_equal(run(gradient, (W,))[1], np.zeros_like(W.T))

@@ -79,7 +79,7 @@ def test_a_product_equals_integer_arithmetic(product: str, options: str) -> None
     quantized = quantize(function, make_table(function, {"x": X}), OPTIONS[options])
     terms = {name: constant.array for name, constant in quantized.constants.items()}
     scale, zero = terms["x_scale"], int(terms["x_zero_point"])
-    integers = np.clip(np.rint(X / scale) + zero, *find_limits(DType.of(terms["x_zero_point"]))).astype(np.int64) - zero
+    integers = np.clip(np.rint(X / scale) + zero, *find_limits(DType.from_array(terms["x_zero_point"]))).astype(np.int64) - zero
     weights, w_scale, w_zero = (np.atleast_2d(terms[f"w_{part}"]) for part in ("quantized", "scale", "zero_point"))
     if product.startswith("turned"):
         weights = weights.T

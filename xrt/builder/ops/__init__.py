@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xrt.builder.ops import ml
-from xrt.builder.ops.functions import find, names
-from xrt.builder.record_op import apply, current
+from xrt.builder.ops.functions import find_function, list_names
+from xrt.builder.record_op import apply, get_builder
 from xrt.graph.node import read_attributes
 from xrt.graph.schemas import latest_version
 
@@ -39,7 +39,7 @@ def custom(
     """
     if latest_version(domain):
         return apply(op_type, inputs, attributes, domain=domain, name=name)
-    builder = current(f"xrt.ops.custom({op_type!r})")
+    builder = get_builder(f"xrt.ops.custom({op_type!r})")
     builder.import_domain(domain, version)
     tensors = [None if item is None else builder.symbol(item) for item in inputs]
     node_attributes = read_attributes({key: value for key, value in attributes.items() if value is not None})
@@ -50,8 +50,8 @@ def custom(
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    return find(__name__, "", name)
+    return find_function(__name__, "", name)
 
 
 def __dir__() -> list[str]:
-    return sorted((*names(""), "custom", "ml"))
+    return sorted((*list_names(""), "custom", "ml"))

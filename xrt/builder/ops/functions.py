@@ -16,38 +16,40 @@ from xrt.graph.schemas import (
     FormalAttribute,
     FormalParameter,
     Operator,
-    domain_title,
     find_operator,
     find_schema,
+    format_domain,
     latest_version,
-    operator_names,
+    list_operator_names,
 )
 
 
 @lru_cache(maxsize=8)
-def names(domain: str) -> tuple[str, ...]:
-    """Sorted names of the operators of a domain at its newest version."""
+def list_names(domain: str) -> tuple[str, ...]:
+    """Sorted names of the operators of a domain at its find_newest_operator version."""
     version = latest_version(domain)
-    operators = ((name, find_operator(name, version, domain)) for name in operator_names(domain))
+    operators = ((name, find_operator(name, version, domain)) for name in list_operator_names(domain))
     return tuple(name for name, operator in operators if operator is not None)
 
 
-def newest(name: str, domain: str) -> Operator | None:
-    """Find the operator at the default opset, or at the newest one if it was introduced later; None if unknown."""
+def find_newest_operator(name: str, domain: str) -> Operator | None:
+    """Find the operator at the default opset, or at the find_newest_operator one if it was introduced later; None if unknown."""
     by_default = find_operator(name, DEFAULT_OPSET, domain) if not domain else None
     return by_default or find_operator(name, latest_version(domain), domain)
 
 
 @lru_cache(maxsize=512)
-def find(module: str, domain: str, name: str) -> Callable[..., Any]:
+def find_function(module: str, domain: str, name: str) -> Callable[..., Any]:
     """Find the function of an operator; raises AttributeError with the closest name if there is no such operator."""
-    operator = None if name.startswith("_") else newest(name, domain)
+    operator = None if name.startswith("_") else find_newest_operator(name, domain)
     if operator is None:
-        raise AttributeError(f"{domain_title(domain)} has no operator {name!r}.{did_you_mean(name, names(domain))}", name=name)
-    return _function(module, operator)
+        raise AttributeError(
+            f"{format_domain(domain)} has no operator {name!r}.{did_you_mean(name, list_names(domain))}", name=name
+        )
+    return _make_function(module, operator)
 
 
-def _function(module: str, operator: Operator) -> Callable[..., Any]:
+def _make_function(module: str, operator: Operator) -> Callable[..., Any]:
     """Make the Python function that records an operator."""
     op_type, domain = operator.name, operator.domain
 
@@ -57,12 +59,12 @@ def _function(module: str, operator: Operator) -> Callable[..., Any]:
     # help() and completion in notebooks read these.
     function.__name__ = function.__qualname__ = op_type
     function.__module__ = module
-    function.__doc__ = _documentation(operator)
-    function.__signature__ = inspect.Signature(list(parameters(operator)))  # type: ignore[attr-defined]  # what inspect reads
+    function.__doc__ = _make_documentation(operator)
+    function.__signature__ = inspect.Signature(list(list_parameters(operator)))  # type: ignore[attr-defined]  # what inspect reads
     return function
 
 
-def parameters(operator: Operator) -> Iterator[inspect.Parameter]:
+def list_parameters(operator: Operator) -> Iterator[inspect.Parameter]:
     """Yield the inputs, the attributes, ``outputs`` if the operator can have several, and ``name``."""
     kind = inspect.Parameter
     variadic = [formal for formal in operator.inputs if formal.is_variadic]
@@ -74,13 +76,15 @@ def parameters(operator: Operator) -> Iterator[inspect.Parameter]:
             position_kind = kind.POSITIONAL_ONLY if variadic else kind.POSITIONAL_OR_KEYWORD
             yield kind(formal.name, position_kind, default=None if formal.is_optional else kind.empty)
     for attribute in sorted(operator.attributes.values(), key=lambda a: not a.is_required):
-        yield kind(attribute.name, kind.KEYWORD_ONLY, default=kind.empty if attribute.is_required else _short(attribute.default))
+        yield kind(
+            attribute.name, kind.KEYWORD_ONLY, default=kind.empty if attribute.is_required else _shorten(attribute.default)
+        )
     if operator.max_outputs != 1:
         yield kind("outputs", kind.KEYWORD_ONLY, default=None)
     yield kind("name", kind.KEYWORD_ONLY, default=None)
 
 
-def _short(default: Any) -> Any:
+def _shorten(default: Any) -> Any:
     """Shorten a default for display: 1e-05 instead of the digits of the nearest float32."""
     return float(str(np.float32(default))) if isinstance(default, float) else default
 
@@ -88,26 +92,26 @@ def _short(default: Any) -> Any:
 # ---------------------------------------------------------------------- documentation
 
 
-def _documentation(operator: Operator) -> str:
+def _make_documentation(operator: Operator) -> str:
     schema = find_schema(operator.name, operator.since_version, operator.domain)
     text = inspect.cleandoc(schema.doc) if schema is not None and schema.doc else ""
-    parts = [f"{operator.title}, version {operator.since_version} of {domain_title(operator.domain)}.", text]
-    parts += _section("Inputs", (_input_line(formal) for formal in operator.inputs))
-    parts += _section("Attributes", (_attribute_line(attribute) for attribute in operator.attributes.values()))
-    parts += _section("Outputs", (_input_line(formal) for formal in operator.outputs))
+    parts = [f"{operator.title}, version {operator.since_version} of {format_domain(operator.domain)}.", text]
+    parts += _format_section("Inputs", (_format_parameter(formal) for formal in operator.inputs))
+    parts += _format_section("Attributes", (_format_attribute(attribute) for attribute in operator.attributes.values()))
+    parts += _format_section("Outputs", (_format_parameter(formal) for formal in operator.outputs))
     return "\n\n".join(part for part in parts if part)
 
 
-def _section(title: str, lines: Iterator[str]) -> list[str]:
+def _format_section(title: str, lines: Iterator[str]) -> list[str]:
     listed = "\n".join(f"    {line}" for line in lines)
     return [f"{title}:\n{listed}"] if listed else []
 
 
-def _input_line(formal: FormalParameter) -> str:
+def _format_parameter(formal: FormalParameter) -> str:
     how = ", optional" if formal.is_optional else ", any number" if formal.is_variadic else ""
     return f"{formal.name} ({formal.variable}{how})"
 
 
-def _attribute_line(attribute: FormalAttribute) -> str:
-    state = "required" if attribute.is_required else f"default {_short(attribute.default)!r}"
+def _format_attribute(attribute: FormalAttribute) -> str:
+    state = "required" if attribute.is_required else f"default {_shorten(attribute.default)!r}"
     return f"{attribute.name} ({attribute.kind.name.lower()}, {state})"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from xrt.builder.ops.functions import find, names
+from xrt.builder.ops.functions import find_function, list_names
 
 __all__: list[str] = []
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    return find(__name__, "ai.onnx.ml", name)
+    return find_function(__name__, "ai.onnx.ml", name)
 
 
 def __dir__() -> list[str]:
-    return list(names("ai.onnx.ml"))
+    return list(list_names("ai.onnx.ml"))

@@ -30,7 +30,7 @@ from xrt.engines.iree.compiler import ALIGNMENT, LIBRARY
 from xrt.engines.iree.export import MLIR_TYPES, PARAMETER_SCOPE, list_parameters
 from xrt.engines.toolkit.memory import compute_peak_of_values, make_writable_alias
 from xrt.errors import CompileRefused, RunFailed
-from xrt.forking import get_generation, leave_to_parent, renew_after_fork, why_left_behind
+from xrt.forking import get_generation, leak_in_child, renew_after_fork, why_unusable_after_fork
 from xrt.graph import Function, Node, Shape, TensorType, Type
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -146,7 +146,7 @@ class IreeExecutable(Executable):
     def _call(self, arrays: Sequence[Array]) -> None:
         """Run the code. ``arrays`` are the inputs, then the arrays to write the outputs to. The caller keeps them alive."""
         # In a forked child the pool has no threads, so a call would wait forever.
-        if not self.survives_fork and (reason := why_left_behind(self._device.generation)):
+        if not self.survives_fork and (reason := why_unusable_after_fork(self._device.generation)):
             raise RunFailed(f"{LIBRARY} cannot run {self.function.name!r}: {reason}")
         arguments, results = VmVariantList(len(arrays)), VmVariantList(0)
         for array, spec, shape in zip(arrays, self._specs, self._static_shapes, strict=True):
@@ -234,7 +234,7 @@ class IreeDevice:
 def _make_shared_device(threads: int, generation: int) -> IreeDevice:
     device = IreeDevice(threads)
     # A forked child must not release the device, because that would wait for threads that the child does not have.
-    leave_to_parent(device)
+    leak_in_child(device)
     return device
 
 

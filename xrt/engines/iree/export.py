@@ -286,7 +286,7 @@ def _conv(w: NodeWriter) -> str | None:
     if unread_data.any():
         axes = np.arange(2, 2 + len(ends))
         data = w.op("Slice", w.x, *map(w.constant, (np.zeros_like(axes), ends, axes)))
-    pads = Attribute.of("pads", [*pads_before.tolist(), *(pads_after - unread_padding).tolist()])
+    pads = Attribute.create("pads", [*pads_before.tolist(), *(pads_after - unread_padding).tolist()])
     other_attributes = (attribute for attribute in w.node.attributes if attribute.name != "pads")
     return w.op("Conv", data, *w.node.inputs[1:], attributes=(*other_attributes, pads))
 

@@ -13,7 +13,7 @@ from xrt.engines.toolkit.known_issues import (
     has_input,
 )
 from xrt.graph import DType, Function, Node
-from xrt.operators import NodeWriter, find_value
+from xrt.operators import NodeWriter, find_constant
 from xrt.operators.decompositions import write_decomposition
 
 LOWERED = frozenset(
@@ -47,7 +47,7 @@ def _may_crop(node: Node, function: Function) -> bool:
     """Whether an amount of a Pad may be negative. Before opset 11 the amounts are attributes."""
     if not has_input(node, 1):
         return any(pad < 0 for pad in node.attr("pads", ()))
-    pads = find_value(node.inputs[1], function)
+    pads = find_constant(node.inputs[1], function)
     return pads is None or bool((pads.array < 0).any())
 
 
@@ -55,7 +55,7 @@ def _may_step_backwards(node: Node, function: Function) -> bool:
     """Whether a step of a Slice may be negative."""
     if not has_input(node, 4):
         return False
-    steps = find_value(node.inputs[4], function)
+    steps = find_constant(node.inputs[4], function)
     return steps is None or bool((steps.array < 0).any())
 
 

@@ -34,7 +34,7 @@ _LEGACY_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 @ops("CastLike")
 def cast_like(node: Node, ctx: NodeContext) -> Run:
     saturate, round_mode = bool(node.attr("saturate", 1)), node.attr("round_mode", "up")
-    return lambda x, like: ctx.xp.convert(x, DType.of(like), saturate, round_mode)
+    return lambda x, like: ctx.xp.convert(x, DType.from_array(like), saturate, round_mode)
 
 
 @eager("BitCast")
@@ -62,7 +62,7 @@ def quantize_linear(node: Node, ctx: NodeContext) -> Run:
 
     def run(x: Array, scale: Array, zero: Array | None = None) -> Array:
         # A library may represent a narrow type by a wider one, so the declared type takes precedence over the array's.
-        to = output_dtype if zero is None else zero_dtype or DType.of(zero)
+        to = output_dtype if zero is None else zero_dtype or DType.from_array(zero)
         dtype = precision.numpy if precision else scale.dtype
         ratio = xp.astype(x, dtype) / xp.astype(broadcast_parameters(xp, scale, x, axis, block), dtype)
         return _quantize(xp, ratio, None if zero is None else broadcast_parameters(xp, zero, x, axis, block), to, saturate)
@@ -143,7 +143,7 @@ def qlinear_matmul(node: Node, ctx: NodeContext) -> Run:
         exact = matmul(_subtract_zero_point(xp, a, a_zero, -2), _subtract_zero_point(xp, b, b_zero, -1))
         factor = align_to_axis(a_scale, -2, a.ndim) * align_to_axis(b_scale, -1, b.ndim) / align_to_axis(y_scale, -2, a.ndim)
         zero = align_to_axis(y_zero, -2, a.ndim)
-        return _quantize(xp, _wrap_to_int32(xp, exact) * xp.astype(factor, np.float64), zero, declared or DType.of(y_zero), True)
+        return _quantize(xp, _wrap_to_int32(xp, exact) * xp.astype(factor, np.float64), zero, declared or DType.from_array(y_zero), True)
 
     return run
 
@@ -172,6 +172,6 @@ def qlinear_conv(node: Node, ctx: NodeContext) -> Run:
         if bias is not None:
             exact = exact + align_to_axis(bias, 1, x.ndim)
         factor = x_scale.reshape(()) * align_to_axis(w_scale, 1, x.ndim) / y_scale.reshape(())
-        return _quantize(xp, exact * xp.astype(factor, np.float64), y_zero.reshape(()), declared or DType.of(y_zero), True)
+        return _quantize(xp, exact * xp.astype(factor, np.float64), y_zero.reshape(()), declared or DType.from_array(y_zero), True)
 
     return run

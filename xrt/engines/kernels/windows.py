@@ -57,7 +57,7 @@ def col2im(node: Node, ctx: NodeContext) -> Run:
 
     def run(x: Array, extents: Array, kernel: Array) -> Array:
         window, sizes = make_window(node, kernel.tolist()), extents.tolist()
-        placement = window.over(sizes)
+        placement = window.place(sizes)
         columns = x.reshape(len(x), x.shape[1] // window.size, *window.kernel, *placement.positions)
         padded_sizes = [begin + size + end for size, (begin, end) in zip(sizes, placement.pads, strict=True)]
         padded = ctx.xp.fold(columns, placement, padded_sizes)
@@ -72,8 +72,8 @@ def average_pool(node: Node, ctx: NodeContext) -> Run:
     with_padding = bool(node.attr("count_include_pad", 0))
 
     def run(x: Array) -> Array:
-        placement = window.over(x.shape[2:])
-        return xp.sum_windows(x, placement) / xp.astype(placement.counts(xp, with_padding), x.dtype)
+        placement = window.place(x.shape[2:])
+        return xp.sum_windows(x, placement) / xp.astype(placement.count_elements(xp, with_padding), x.dtype)
 
     return round_once(xp, run)
 
@@ -94,7 +94,7 @@ def pad_windows(xp: Any, placement: Placement, x: Array, fill: Any) -> Array:
 def fold(xp: Any, columns: Array, placement: Placement, extents: Sequence[int]) -> Array:
     """Sum windows (N, C, *kernel, *positions) into a tensor (N, C, *extents), each at its position."""
     out = xp.zeros((*columns.shape[:2], *extents), dtype=columns.dtype)
-    for offset, region in placement.offsets():
+    for offset, region in placement.iterate_offsets():
         out[region] += columns[(slice(None), slice(None), *offset)]
     return out
 
@@ -102,7 +102,7 @@ def fold(xp: Any, columns: Array, placement: Placement, extents: Sequence[int]) 
 def sum_windows(xp: Any, x: Array, placement: Placement) -> Array:
     """Sum the elements of each window. Padding counts as zero."""
     x = pad_windows(xp, placement, x, 0)
-    offsets = placement.offsets()
+    offsets = placement.iterate_offsets()
     total = xp.copy(x[next(offsets)[1]])
     for _, region in offsets:
         total += x[region]
@@ -115,7 +115,7 @@ MAX_COLUMN_BYTES = 1 << 23
 
 def convolve(xp: Any, x: Array, w: Array, window: Window, group: int) -> Array:
     """Convolve ``x`` (N, C, *spatial) with ``w`` (M, C/group, *kernel). Sums are accumulated in the dtype of the tensors."""
-    placement = window.over(x.shape[2:])
+    placement = window.place(x.shape[2:])
     x = pad_windows(xp, placement, x, 0)
     # As matrix products, a depthwise convolution would be many small ones.
     if group == x.shape[1] and w.shape[1] == 1:
@@ -140,7 +140,7 @@ def _convolve_depthwise(xp: Any, x: Array, w: Array, placement: Placement) -> Ar
     weights = w.reshape(channels, -1, *w.shape[2:])
     ones = (1,) * len(placement.positions)
     y = xp.zeros((len(x), channels, weights.shape[1], *placement.positions), dtype=x.dtype)
-    for offset, region in placement.offsets():
+    for offset, region in placement.iterate_offsets():
         factor = weights[(slice(None), slice(None), *offset)]
         y += x[region][:, :, None] * factor.reshape(1, *factor.shape, *ones)
     return y.reshape(len(x), len(w), *placement.positions)
@@ -188,7 +188,7 @@ def _gather_columns(xp: Any, parts: Array, placement: Placement, rows: slice | N
     if window.size == 1 and set(window.strides) == {1}:
         return image.reshape(*parts.shape[:2], -1)
     columns = xp.empty((*parts.shape[:2], *window.kernel, *positions), dtype=parts.dtype)
-    for offset, region in replace(placement, positions=positions).offsets():
+    for offset, region in replace(placement, positions=positions).iterate_offsets():
         columns[(slice(None), slice(None), *offset)] = image[region]
     return columns.reshape(len(parts), -1, prod(positions))
 
@@ -216,7 +216,7 @@ def conv_transpose(node: Node, ctx: NodeContext) -> Run:
 def max_windows(xp: Any, x: Array, placement: Placement) -> Array:
     """Compute the maximum of each window. Padding is ignored."""
     x = pad_windows(xp, placement, x, xp.get_extreme_value(x.dtype, lowest=True))
-    offsets = placement.offsets()
+    offsets = placement.iterate_offsets()
     top = xp.copy(x[next(offsets)[1]])
     for _, region in offsets:
         xp.maximum(top, x[region], out=top)
@@ -228,8 +228,8 @@ def max_pool(node: Node, ctx: NodeContext) -> Run:
     xp, window = ctx.xp, make_window(node, node.attr("kernel_shape"))
     if ctx.wants(1):
         column_major = bool(node.attr("storage_order", 0))
-        return lambda x: _max_with_indices(xp, x, window.over(x.shape[2:]), column_major)
-    return lambda x: xp.max_windows(x, window.over(x.shape[2:]))
+        return lambda x: _max_with_indices(xp, x, window.place(x.shape[2:]), column_major)
+    return lambda x: xp.max_windows(x, window.place(x.shape[2:]))
 
 
 def _max_with_indices(xp: Any, x: Array, placement: Placement, column_major: bool) -> tuple[Array, Array]:
@@ -244,7 +244,7 @@ def _max_with_indices(xp: Any, x: Array, placement: Placement, column_major: boo
     padded_indices = pad_windows(xp, placement, by_columns if column_major else indices.reshape(placement.extents), -1)
     shape = (*x.shape[:2], *placement.positions)
     top, top_index = xp.full(shape, lowest, dtype=x.dtype), xp.full(shape, -1, dtype=np.int64)
-    for _, region in placement.offsets():
+    for _, region in placement.iterate_offsets():
         values, index = padded[region], padded_indices[region]
         # Padding (index -1) is never selected, so even a window of lowest numbers has the index of an element.
         is_better = (index >= 0) & ((top_index < 0) | (values > top))
@@ -256,7 +256,7 @@ def _max_with_indices(xp: Any, x: Array, placement: Placement, column_major: boo
 @ops("LpPool")
 def lp_pool(node: Node, ctx: NodeContext) -> Run:
     xp, window, p = ctx.xp, make_window(node, node.attr("kernel_shape")), node.attr("p", 2)
-    return round_once(xp, lambda x: xp.sum_windows(xp.abs(x) ** p, window.over(x.shape[2:])) ** (1 / p))
+    return round_once(xp, lambda x: xp.sum_windows(xp.abs(x) ** p, window.place(x.shape[2:])) ** (1 / p))
 
 
 @ops("GlobalLpPool")
@@ -271,7 +271,7 @@ def max_unpool(node: Node, ctx: NodeContext) -> Run:
     xp, window = ctx.xp, make_window(node, node.attr("kernel_shape"))
 
     def run(x: Array, indices: Array, shape: Array | None = None) -> Array:
-        default_shape = (*x.shape[:2], *window.unpooled_extents(x.shape[2:]))
+        default_shape = (*x.shape[:2], *window.compute_unpooled_extents(x.shape[2:]))
         flat = xp.zeros(prod(default_shape), dtype=x.dtype)
         unpooled = xp.scatter(flat, (indices.reshape(-1),), x.reshape(-1), "none").reshape(default_shape)
         if shape is None:

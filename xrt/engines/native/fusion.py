@@ -202,7 +202,7 @@ def fuse_elementwise(function: Function, is_eligible: Callable[[Node], bool] = l
     elementwise machine does not support it.
     """
     original = function
-    if any(function.get_type(name) is None for node in function.nodes for name in node.defines):
+    if any(function.get_type(name) is None for node in function.nodes for name in node.defined_names):
         function = infer_shapes(function)
     groups = _group_candidates(function, _find_candidates(function, is_eligible))
     if not groups:
@@ -288,7 +288,7 @@ def _iter_edges(function: Function, shapes: dict[int, Shape]) -> Iterator[_Edge]
     index = {node.name: i for i, node in enumerate(function.nodes)}
     for target, node in enumerate(function.nodes):
         for name in dict.fromkeys(node.uses):
-            source = function.position(name)
+            source = function.producer_index(name)
             if source is not None:
                 can_fuse = source in shapes and target in shapes and shapes[source] == shapes[target]
                 yield _Edge(source, target, can_fuse)
@@ -322,12 +322,12 @@ def _make_chain(function: Function, group: Sequence[int]) -> Node:
         indices[node.outputs[0]] = len(inputs) + len(steps) - 1
     outputs = _list_outputs(function, nodes)
     attributes = (
-        Attribute.of("arguments", arguments, AttrKind.INTS),
-        Attribute.of("nodes", [node.name for node in nodes], AttrKind.STRINGS),
-        Attribute.of("operators", [step.operator for step in steps], AttrKind.STRINGS),
-        Attribute.of("parameters", [parameter for step in steps for parameter in step.parameters], AttrKind.FLOATS),
-        Attribute.of("results", [indices[name] for name in outputs], AttrKind.INTS),
-        Attribute.of("types", [step.dtype.onnx for step in steps], AttrKind.INTS),
+        Attribute.create("arguments", arguments, AttrKind.INTS),
+        Attribute.create("nodes", [node.name for node in nodes], AttrKind.STRINGS),
+        Attribute.create("operators", [step.operator for step in steps], AttrKind.STRINGS),
+        Attribute.create("parameters", [parameter for step in steps for parameter in step.parameters], AttrKind.FLOATS),
+        Attribute.create("results", [indices[name] for name in outputs], AttrKind.INTS),
+        Attribute.create("types", [step.dtype.onnx for step in steps], AttrKind.INTS),
     )
     name = nodes[0].name if len(nodes) == 1 else f"{nodes[0].name}..{nodes[-1].name}"
     return Node(ELEMENTWISE, inputs, outputs, attributes, DOMAIN, name)

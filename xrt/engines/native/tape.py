@@ -164,7 +164,7 @@ class _InputCheck:
     def __call__(self, array: Any) -> Array:
         if type(array) is np.ndarray and array.shape == self.shape and array.dtype == self.dtype:
             return array if array.flags.c_contiguous else np.ascontiguousarray(array)
-        actual = TensorType(DType.of(array), array.shape) if isinstance(array, np.ndarray) else type(array).__name__
+        actual = TensorType(DType.from_array(array), array.shape) if isinstance(array, np.ndarray) else type(array).__name__
         raise RunFailed(f"value {self.name!r} is {actual}; the native kernels that read it were prepared for {self.type}")
 
 
@@ -191,7 +191,7 @@ def _make_layout(
             tensor = ABSENT
         elif name in constants:
             array = constants[name]
-            tensor = make_tensor_c(DType.of(array), array.shape, array.ctypes.data, keep_alive)
+            tensor = make_tensor_c(DType.from_array(array), array.shape, array.ctypes.data, keep_alive)
         else:
             tensor = make_tensor_c(types[name].dtype, types[name].shape, None, keep_alive)
         values.append(c.ValueC(tensor, storage, location))
@@ -347,7 +347,7 @@ class NativeExecutable(Executable):
         self.tape = tape
         self._name = name
         self._outputs = tuple(outputs)
-        self._types = [(TensorType(DType.of(np.empty(0, dtype)), shape), dtype, shape) for shape, dtype in tape.outputs]
+        self._types = [(TensorType(DType.from_array(np.empty(0, dtype)), shape), dtype, shape) for shape, dtype in tape.outputs]
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> list[Any]:
         if len(inputs) != len(self.tape.inputs):
@@ -441,7 +441,7 @@ def run_kernel(
     node = Node(kernel.op_type, names, outputs, read_attributes(attributes or {}), kernel.domain, "alone")
     values_by_name = {names[i]: Constant(inputs[i]) for i in constants}  # type: ignore[arg-type]  # a constant is not omitted
     arrays = {n: np.asarray(x) for n, x in zip(names, inputs, strict=True) if x is not None and n not in values_by_name}
-    types = {n: TensorType(DType.of(x), x.shape) for n, x in arrays.items()}
+    types = {n: TensorType(DType.from_array(x), x.shape) for n, x in arrays.items()}
     # The default is an opset that the kernel supports.
     version = opset or kernel.until or max(kernel.since, 1)
     function = Function(

@@ -96,11 +96,11 @@ class OpenVino(GraphCompiler):
         from xrt.engines.openvino.export import export_function
         from xrt.engines.openvino.support import lower
         from xrt.engines.toolkit.memory import find_inplace_outputs
-        from xrt.operators import compute_outputs
+        from xrt.operators import ensure_computed_outputs
 
         check_thread_pools()
         checked_names = {node.name for node in function.nodes}
-        function = compute_outputs(function)
+        function = ensure_computed_outputs(function)
         _check_boundary_types(function)
         for node in function.nodes:
             if node.name not in checked_names and (reason := self.why_not(node, function)):

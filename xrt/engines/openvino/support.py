@@ -75,7 +75,7 @@ def _list_typed_outputs(node: Node, function: Function) -> list[str]:
     """
     if node.op_type == "Dropout" and len(node.outputs) == 2 and node.outputs[1] not in list_used_outputs(node, function):
         return [node.outputs[0]]
-    return list(node.defines)
+    return list(node.defined_names)
 
 
 _SUPPORTING_EMPTY = {f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Min", "Prod", "Sum", "SumSquare")}
@@ -86,7 +86,7 @@ def _why_not_empty(node: Node, function: Function) -> str | None:
     if node.op_type in _SUPPORTING_EMPTY:
         return None
     data = list_data_inputs(node, function)
-    for name in (*node.uses, *node.defines):
+    for name in (*node.uses, *node.defined_names):
         type_ = function.get_type(name)
         if name in data and isinstance(type_, TensorType) and type_.shape and 0 in type_.shape:
             return f"{name!r} is {type_}, which has no elements, and only some operators of {LIBRARY} support that"

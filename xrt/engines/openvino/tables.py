@@ -124,7 +124,7 @@ def why_not_computed(node: Node, function: Function) -> str | None:
         return f"{LIBRARY} does not support {node.op}, or computes it differently from ONNX"
     dtypes = EXPORTED[node.op_type][0]
     data = list_data_inputs(node, function)
-    for name in dict.fromkeys((*node.uses, *node.defines)):
+    for name in dict.fromkeys((*node.uses, *node.defined_names)):
         type_ = function.get_type(name)
         if not isinstance(type_, TensorType):
             continue

@@ -85,7 +85,7 @@ def why_not_on_device(node: Node, function: Function, provider: str) -> str | No
         return (
             f"{LIBRARY} returns the scores of an Attention on a device only as before softcap and mask (qk_matmul_output_mode=0)"
         )
-    for name in (*node.uses, *node.defines):
+    for name in (*node.uses, *node.defined_names):
         type_ = function.get_type(name)
         if type_ is not None and not _is_bindable(type_):
             return f"value {name!r} is {type_}, which cannot be bound to device memory"
@@ -120,7 +120,7 @@ def check_assigned(session: InferenceSession, function: Function) -> None:
     }
     unassigned = []
     for node in function.nodes:
-        types = [function.get_type(name) for name in node.defines]
+        types = [function.get_type(name) for name in node.defined_names]
         if node.name in on_cpu and any(isinstance(type_, TensorType) and type_.dtype.is_float for type_ in types):
             unassigned.append(node)
     if unassigned:

@@ -122,9 +122,9 @@ class Ort(GraphCompiler):
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         """Open a session for the Function. Raises CompileRefused if the library rejects the model, or any other library error."""
-        from xrt.operators import compute_outputs  # not needed for a start from the cache
+        from xrt.operators import ensure_computed_outputs  # not needed for a start from the cache
 
-        function = compute_outputs(function)
+        function = ensure_computed_outputs(function)
         _check_boundary_types(function)
         try:
             export = _export(function)

@@ -14,7 +14,7 @@ from xrt.engines.contract.graph_compiler import Executable, MemoryUse
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.ort.session import LIBRARY, Bytes, make_tensor_type, summarize_error
 from xrt.errors import InputError, RunFailed
-from xrt.forking import get_generation, why_left_behind
+from xrt.forking import get_generation, why_unusable_after_fork
 from xrt.graph import Constant, DType, FrozenDict, Function, MapType, TensorType, Type, Value
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -76,7 +76,7 @@ class OrtExecutable(Executable):
         self._call: Call = getattr(getattr(session, "_sess", None), "run", session.run)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        if not self.survives_fork and (reason := why_left_behind(self._generation)):
+        if not self.survives_fork and (reason := why_unusable_after_fork(self._generation)):
             raise RunFailed(f"{LIBRARY} cannot run {self.function.name!r}: {reason}")
         out = options.host_buffers
         try:

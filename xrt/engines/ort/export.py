@@ -17,7 +17,7 @@ from xrt.engines.ort.session import ExportedModel, get_tensor_bytes, newest_ir, 
 from xrt.engines.toolkit.rewrites import write_convolutions_as_products
 from xrt.formats.onnx import external_weights, externalize_weights, lowest_model
 from xrt.graph import Constant, DType, Node
-from xrt.operators import NodeWriter, compute_outputs, rewrite_nodes
+from xrt.operators import NodeWriter, ensure_computed_outputs, rewrite_nodes
 
 if TYPE_CHECKING:
     from xrt.graph import Function
@@ -57,7 +57,7 @@ def rewrite_for_session(function: Function) -> Function:
 
     Also makes each output the result of a node.
     """
-    function = write_convolutions_as_products(compute_outputs(function))
+    function = write_convolutions_as_products(ensure_computed_outputs(function))
     return unshare_int8_constants(rewrite_nodes(function, _write_sum_as_product))
 
 

@@ -27,7 +27,7 @@ from onnxruntime import ModelCompiler, OrtExternalInitializerInfo, SessionOption
 
 from xrt.engines.ort.session import Bytes, ExportedModel, get_tensor_bytes, open_session, register_files
 from xrt.graph import Function, Value
-from xrt.graph.constants import Mapping as FileMapping, find_file_offset, release
+from xrt.graph.constants import FileMapping, find_file_offset, release_pages
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -80,7 +80,7 @@ class SavedSession:
         for part, content in contents.items():
             mapping, offsets[part] = find_file_offset(content) or (None, 0)
             mappings.add(mapping)
-            release(content)  # free the pages that the checksum has read, because the library maps the file again
+            release_pages(content)  # free the pages that the checksum has read, because the library maps the file again
         if len(mappings) > 1 or mapping is None or mapping.path is None:
             return None
         if not mapping.is_at_path() or not mapping.path.name.isprintable():
@@ -135,9 +135,9 @@ class SavedSession:
 def _list_weights(function: Function) -> dict[str, Array]:
     """List the large constants of a Function and its bodies by name, in order of first use (the same in equal Functions)."""
     from xrt.formats.onnx import external_weights, externalize_weights
-    from xrt.operators import compute_outputs
+    from xrt.operators import ensure_computed_outputs
 
-    function = externalize_weights(compute_outputs(function))
+    function = externalize_weights(ensure_computed_outputs(function))
     arrays = external_weights(function)
     used_names = dict.fromkeys(name for node in function.nodes for name in node.uses if name in arrays)
     return {name: arrays[name] for name in used_names}
@@ -219,7 +219,7 @@ def _is_same(memory: Any, array: Array) -> bool:
     is_unchanged = ctypes.addressof(memory) == array.ctypes.data or np.array_equal(
         np.frombuffer(memory, np.uint8), get_tensor_bytes(array)
     )
-    release(array)
+    release_pages(array)
     return is_unchanged
 
 

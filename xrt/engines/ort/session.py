@@ -19,7 +19,7 @@ from xrt.engines.contract.graph_compiler import MemoryUse
 from xrt.engines.toolkit.libraries import AllocationTracker, remove_noise, shorten
 from xrt.errors import CompileRefused
 from xrt.graph import DType, FrozenDict, Function, Node, TensorType, Value
-from xrt.graph.constants import Mapping as FileMapping
+from xrt.graph.constants import FileMapping
 
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -27,7 +27,7 @@ def _make_support(providers: tuple[str, ...]) -> LibrarySupport:
         operator=(_why_not_operator,),
         why_not_type=lambda node, name, type_: why_not_passable(name, type_),
         known_types="none",
-        outputs=lambda node, function: tuple(node.defines),
+        outputs=lambda node, function: tuple(node.defined_names),
         tables=(find_known_issue,),
         query=lambda node, function: why_not_convertible(node, function, providers),
         close_body=close_over,

@@ -77,11 +77,11 @@ def compute_peak_of_values(function: Function) -> int | None:
     not count. Linear time.
     """
     outputs = {value.name for value in function.outputs}
-    last_use = {name: i for i, node in enumerate(function.nodes) for name in (*node.defines, *node.uses)}
+    last_use = {name: i for i, node in enumerate(function.nodes) for name in (*node.defined_names, *node.uses)}
     # The change of the total at each node: a size is added at the definition, and subtracted after the last use.
     change = [0] * (len(function.nodes) + 1)
     for i, node in enumerate(function.nodes):
-        for name in node.defines:
+        for name in node.defined_names:
             type_ = function.get_type(name)
             size = type_.nbytes if isinstance(type_, TensorType) else None
             if size is None:

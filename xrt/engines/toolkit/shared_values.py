@@ -27,7 +27,7 @@ def put_value(buffer: SharedBuffer, value: Any) -> Any:
         texts = [x.decode("utf-8", "surrogateescape") if isinstance(x, bytes) else str(x) for x in elements]
         return {"shape": array.shape, "strings": texts}
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return {"shape": array.shape, "dtype": DType.of(array).text, "at": buffer.put(flat.data.cast("B"))}
+    return {"shape": array.shape, "dtype": DType.from_array(array).text, "at": buffer.put(flat.data.cast("B"))}
 
 
 def put_values(buffer: SharedBuffer, values: Sequence[Any]) -> list[Any]:

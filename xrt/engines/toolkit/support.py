@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Literal, Self, TypeAlias
 
 from xrt.graph import Attribute, Constant, Function, Node, Shape, TensorType, Type, Value, may_equal, since_version
-from xrt.operators import Trait, find_value, list_operators
+from xrt.operators import Trait, find_constant, list_operators
 from xrt.passes import infer_shapes
 
 Check: TypeAlias = Callable[[Node, Function], str | None]
@@ -190,7 +190,7 @@ class NodeQuery:
 
 def find_small_constant(name: str, function: Function, limit: int = MAX_CONSTANT_ELEMENTS) -> Constant | None:
     """Find the constant of a value, which may be the result of constant nodes; None if it has more than ``limit`` elements."""
-    constant = find_value(name, function)
+    constant = find_constant(name, function)
     return constant if constant is not None and constant.array.size <= limit else None
 
 

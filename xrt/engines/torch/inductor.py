@@ -34,7 +34,7 @@ from xrt.engines.torch.tables import INDUCTOR_ISSUES
 from xrt.errors import CompileRefused, RunFailed
 from xrt.formats.output import map_file
 from xrt.graph import Dim, Function, Node, TensorType, Type
-from xrt.graph.node import DOMAIN
+from xrt.graph.node import ATEN_DOMAIN
 from xrt.operators import as_function
 from xrt.passes import fold_constants, infer_shapes
 from xrt.processes.client import RemoteError, WorkerFailure, WorkerProcess
@@ -62,7 +62,7 @@ def why_not(node: Node, function: Function) -> str | None:
     """Explain why Inductor does not support a node that has a kernel; None if it does."""
     if reason := why_no_cxx_compiler():
         return reason
-    if node.domain == DOMAIN:
+    if node.domain == ATEN_DOMAIN:
         return "mode=inductor does not support opaque calls of PyTorch operators; mode=eager does"
     for name in (*node.uses, *filter(None, node.outputs)):
         type_ = function.get_type(name)

@@ -19,9 +19,9 @@ from xrt.engines.kernels.table import KernelContext, Run
 from xrt.engines.torch.dtypes import BIT_MASKS, CODED, NATIVE, get_decoded_values, get_torch_dtype, make_from_numpy, make_to_numpy
 from xrt.engines.torch.namespace import TORCH, Tensor, is_integral
 from xrt.graph import DType, Function, Node, TensorType
-from xrt.operators import find_value
+from xrt.operators import find_constant
 from xrt.operators.windows import Placement, Window, compute_padding_trims, make_window
-from xrt.passes import find_constant
+from xrt.passes import find_node_constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def hard_sigmoid(ctx: TorchKernelContext) -> Run:
 
 @overrides("Constant")
 def constant(ctx: TorchKernelContext) -> Run:
-    value = find_constant(ctx.node, ctx.function)
+    value = find_node_constant(ctx.node, ctx.function)
     if value is None:
         raise ctx.refuse("does not contain numbers")
     # All calls return the same tensor. `make_program` records its address, so that an output at this address is copied.
@@ -231,7 +231,7 @@ def convolve(x: Tensor, w: Tensor, window: Window, group: int, bias: Tensor, is_
     of 32 x 32 pixels takes 1.3 times as long as in eager PyTorch; without that function 1.8 times.
     """
     if group == 1 and bias is None and is_computed:
-        placement = window.over(x.shape[2:])
+        placement = window.place(x.shape[2:])
         if _is_weight_gradient(x, placement):
             return _compute_weight_gradient(x, w, placement)
     return TORCH.convolve(x, w, window, group, bias)
@@ -282,7 +282,7 @@ def _compute_weight_gradient(x: Tensor, w: Tensor, placement: Placement) -> Tens
 @overrides("Conv", why_not=_why_not_convolution_rank)
 def conv(ctx: TorchKernelContext) -> Run:
     group = ctx.attr("group", 1)
-    is_computed = find_value(ctx.node.inputs[1], ctx.function) is None
+    is_computed = find_constant(ctx.node.inputs[1], ctx.function) is None
     compute = round_once(TORCH, lambda x, w, bias: convolve(x, w, make_window(ctx.node, w.shape[2:]), group, bias, is_computed))
     return lambda x, w, bias=None: compute(x, w, bias)
 
@@ -330,7 +330,7 @@ class PyTorchLayer:
         self._batch_first = bool(ctx.attr("layout", 0))
         self._call = _find_layer_function(ctx)
         weights = filter(None, ctx.node.inputs[1:4])  # of the input and the state, and biases, which may be omitted
-        self._is_constant = all(find_value(name, ctx.function) is not None for name in weights)
+        self._is_constant = all(find_constant(name, ctx.function) is not None for name in weights)
         self._packed = ctx.packed_weights
         self._weights: list[Tensor] | None = None
 

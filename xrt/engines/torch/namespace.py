@@ -96,7 +96,7 @@ class TorchNamespace:
 
     def asarray(self, value: Any, dtype: Any = None) -> Tensor:
         if isinstance(value, np.ndarray):
-            value = make_from_numpy(DType.of(value))(np.ascontiguousarray(value))
+            value = make_from_numpy(DType.from_array(value))(np.ascontiguousarray(value))
         if not isinstance(value, torch.Tensor):
             return torch.tensor(value, dtype=None if dtype is None else _DTYPES.get(dtype, dtype))
         return value if dtype is None else self.astype(value, dtype)
@@ -251,7 +251,7 @@ class TorchNamespace:
         call = _CONVOLVE.get(x.ndim - 2)
         if call is None:
             return convolve(self, x, w, window, group)
-        placement = window.over(x.shape[2:])
+        placement = window.place(x.shape[2:])
         # PyTorch's convolution pads both ends of an axis equally. Other pads are applied beforehand.
         has_equal_pads = placement.begins == placement.ends and all(n >= 0 for n in placement.begins)
         pads = placement.begins if has_equal_pads else (0,) * len(placement.begins)
@@ -264,7 +264,7 @@ class TorchNamespace:
         # A mean with a divisor of 1 is a sum. PyTorch's means support no dilations.
         if len(placement.extents) == 2 and set(window.dilations) == {1}:
             return functional.avg_pool2d(padded, window.kernel, window.strides, divisor_override=1)
-        total: Any = sum(padded[region] for _, region in placement.offsets())
+        total: Any = sum(padded[region] for _, region in placement.iterate_offsets())
         return total
 
     def max_windows(self, x: Tensor, placement: Placement) -> Tensor:

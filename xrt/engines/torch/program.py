@@ -20,8 +20,8 @@ from xrt.engines.torch.opaque import make_opaque_kernel
 from xrt.engines.torch.tables import MOVING_OPS
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Function, Node, TensorType
-from xrt.graph.node import DOMAIN
-from xrt.operators import find_value
+from xrt.graph.node import ATEN_DOMAIN
+from xrt.operators import find_constant
 from xrt.passes import find_decomposition
 
 Step: TypeAlias = tuple[Run, tuple[int, ...], int | tuple[int, ...], tuple[int, ...]]
@@ -131,7 +131,7 @@ def _list_last_uses(function: Function) -> list[list[str]]:
     needed_later = {value.name for value in function.outputs} | set(function.constants)
     last_uses: list[list[str]] = []
     for node in reversed(function.nodes):
-        names = dict.fromkeys((*node.uses, *node.defines))
+        names = dict.fromkeys((*node.uses, *node.defined_names))
         last_uses.append([name for name in names if name not in needed_later])
         needed_later.update(names)
     return last_uses[::-1]
@@ -152,7 +152,7 @@ def _make_kernel(ctx: TorchKernelContext) -> Run:
     """Make the kernel of a node. It returns the output of a node with a single output, and a tuple for other nodes."""
     node, function = ctx.node, ctx.function
     kernel = ops.find(node, function)
-    if node.domain == DOMAIN:
+    if node.domain == ATEN_DOMAIN:
         run = make_opaque_kernel(ctx)
     elif isinstance(kernel, str):
         run = _decompose(ctx, kernel)
@@ -165,7 +165,7 @@ def _make_kernel(ctx: TorchKernelContext) -> Run:
 
 def _bind_constants(run: Run, host: Sequence[int], ctx: TorchKernelContext) -> Run:
     """Wrap a kernel to pass constant inputs as NumPy arrays, at the input indices ``host``, where it reads axes or sizes."""
-    values = {i: find_value(name, ctx.function) for i, name in enumerate(ctx.node.inputs) if i in host}
+    values = {i: find_constant(name, ctx.function) for i, name in enumerate(ctx.node.inputs) if i in host}
     constants = {i: value.array for i, value in values.items() if value is not None}
     if not constants:
         return run

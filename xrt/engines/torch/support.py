@@ -13,7 +13,7 @@ from xrt.engines.torch.program import make_program
 from xrt.engines.torch.tables import CONTROL_OPS, CONVERTING_OPS, MOVING_OPS, UINT64_OPS
 from xrt.errors import CompileRefused, ModelError
 from xrt.graph import DType, Function, Node, OptionalType, SequenceType, TensorType, Type
-from xrt.graph.node import DOMAIN
+from xrt.graph.node import ATEN_DOMAIN
 from xrt.operators import as_function
 from xrt.passes import find_decomposition
 
@@ -38,7 +38,7 @@ def _supports_dtype(node: Node, dtype: DType, *, is_input: bool) -> bool:
     if dtype in NATIVE:
         return True
     # Kernels of ONNX's operators support no complex tensors. Opaque calls do, but support no types that PyTorch lacks.
-    if node.domain == DOMAIN:
+    if node.domain == ATEN_DOMAIN:
         return dtype in COMPLEX
     if dtype is DType.STRING or dtype in COMPLEX:
         return False
@@ -53,7 +53,7 @@ def _supports_dtype(node: Node, dtype: DType, *, is_input: bool) -> bool:
 def _why_not_kernel(node: Node, function: Function) -> str | None:
     """Explain why neither a kernel nor a decomposition supports the node; None if one does."""
     try:
-        if node.domain == DOMAIN:
+        if node.domain == ATEN_DOMAIN:
             make_opaque_kernel(TorchKernelContext(node, function, TORCH, make_program))
             return None
         kernel = ops.find(node, function)
@@ -85,7 +85,7 @@ def _why_not_decomposed(isolated: Function, reason: str) -> str | None:
 
 
 _SUPPORT = LibrarySupport(
-    operator=(lambda node, function: None if node.domain == DOMAIN else why_not_defined(node, function),),
+    operator=(lambda node, function: None if node.domain == ATEN_DOMAIN else why_not_defined(node, function),),
     why_not_type=_why_not_type,
     tables=(_why_not_kernel,),
     query=lambda node, function: None,

@@ -20,7 +20,7 @@ def find_shape_values(function: Function) -> frozenset[str]:
     shape_values: set[str] = set()
     for node in function.nodes:
         if not node.domain and _computes_sizes(node, function, shape_values):
-            shape_values.update(node.defines)
+            shape_values.update(node.defined_names)
     return frozenset(shape_values)
 
 
@@ -68,7 +68,7 @@ def why_not_on_device(node: Node, function: Function) -> str | None:
     """Explain why no kernel can run the node on its device: CuPy does not support its types. None for nodes on the CPU."""
     if node.device.partition(":")[0] in ("", "cpu"):
         return None
-    for name in (*node.uses, *node.defines):
+    for name in (*node.uses, *node.defined_names):
         element = function.get_type(name)
         while isinstance(element, SequenceType | OptionalType):
             element = element.element

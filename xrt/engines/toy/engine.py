@@ -213,5 +213,5 @@ class _Compiler:
 def _infer_types(function: Function) -> Function:
     """Infer the shapes of all values, unless they are known."""
     # Most Functions that XRT compiles have all types already, and inference takes milliseconds.
-    has_static_types = all(is_static(function.get_type(name)) for node in function.nodes for name in node.defines)
+    has_static_types = all(is_static(function.get_type(name)) for node in function.nodes for name in node.defined_names)
     return function if has_static_types else infer_shapes(function)

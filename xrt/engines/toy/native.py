@@ -175,11 +175,11 @@ def _find_readers(function: Function, value: str) -> set[str]:
 def _find_dependents(function: Function, writer: Node, start: int, end: int) -> set[str]:
     """Find the names of ``writer``, which is node ``start``, and of the nodes up to index ``end`` that depend on it."""
     dependents = {writer.name}
-    values = set(writer.defines)
+    values = set(writer.defined_names)
     for node in function.nodes[start + 1 : end + 1]:
         if not values.isdisjoint(node.uses) or not dependents.isdisjoint(node.control):
             dependents.add(node.name)
-            values.update(node.defines)
+            values.update(node.defined_names)
     return dependents
 
 
@@ -199,7 +199,7 @@ def _choose_kernels(
         if kernel is None:
             continue
         kernels[node.name] = kernel
-        if not all(is_static(function.get_type(name)) for name in node.defines):
+        if not all(is_static(function.get_type(name)) for name in node.defined_names):
             prepared[node.name] = _prepare_kernel(kernel, node, function)
             types = prepared[node.name].outputs
             outputs = [Value(v.name, types.get(v.name, v.type)) for v in function.outputs]
@@ -224,7 +224,7 @@ def _iter_runs(function: Function, native: Mapping[str, Any]) -> Iterator[tuple[
     followers: list[list[int]] = [[] for _ in function.nodes]
     pending = [0] * len(function.nodes)
     for index, node in enumerate(function.nodes):
-        producers = {function.position(name) for name in node.uses} | {position[name] for name in node.control}
+        producers = {function.producer_index(name) for name in node.uses} | {position[name] for name in node.control}
         for producer in producers - {None}:
             followers[producer].append(index)  # type: ignore[index]  # None is removed above
             pending[index] += 1
@@ -250,7 +250,7 @@ def _iter_runs(function: Function, native: Mapping[str, Any]) -> Iterator[tuple[
 def _extract_part(function: Function, nodes: Sequence[Node], name: str) -> Function:
     """Make a Function of some nodes. Its outputs are the values that other nodes read, and outputs of the whole Function."""
     node_names = {node.name for node in nodes}
-    defined = dict.fromkeys(name for node in nodes for name in node.defines)
+    defined = dict.fromkeys(name for node in nodes for name in node.defined_names)
     uses = dict.fromkeys(name for node in nodes for name in node.uses if name not in defined)
     # The inputs of the Function come first. A part that is the whole Function also has its unused inputs, which calls pass too.
     is_whole = len(nodes) == len(function.nodes)
@@ -360,7 +360,7 @@ class PerShapeExecutable(Executable):
         """Specialize the Function for the types of these inputs."""
         # An input without a declared type gets the type of the array.
         typed_inputs = tuple(
-            Value(v.name, TensorType(DType.of(x), x.shape)) if v.type is None and type(x) is np.ndarray else v
+            Value(v.name, TensorType(DType.from_array(x), x.shape)) if v.type is None and type(x) is np.ndarray else v
             for v, x in zip(self.function.inputs, inputs, strict=True)
         )
         shapes = {v.name: x.shape for v, x in zip(typed_inputs, inputs, strict=True) if isinstance(v.type, TensorType)}

@@ -90,7 +90,7 @@ def isolate_node(node: Node, function: Function, constants: Mapping[str, Constan
     """Make a Function of one node. The values that it uses are inputs, except those in ``constants``."""
     return Function(
         inputs=tuple(function.value(name) for name in dict.fromkeys(node.uses) if name not in constants),
-        outputs=tuple(function.value(name) for name in node.defines),
+        outputs=tuple(function.value(name) for name in node.defined_names),
         nodes=(replace(node, control=()),),
         constants={name: constants[name] for name in node.uses if name in constants},
         opsets=function.opsets,

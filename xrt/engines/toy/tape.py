@@ -299,7 +299,7 @@ class TapeBuilder:
         sizes = find_shape_values(function) if on_device else frozenset()
         inputs = tuple(self._define((value.name, on_device)) for value in function.inputs)
         for node in function.nodes:
-            self._add_node(node, on_device and not sizes.issuperset(node.defines))
+            self._add_node(node, on_device and not sizes.issuperset(node.defined_names))
         outputs = tuple(self._get_slot((value.name, on_device)) for value in function.outputs)
         template: list[Any] = [None] * self.count
         # The slots of absent inputs, outputs and constants are never cleared.

@@ -7,7 +7,7 @@ from fractions import Fraction
 from xrt.engines.toolkit.known_issues import KnownIssue, always, attribute_is, casts_bfloat16, find_cast, find_dtype, find_shape
 from xrt.engines.toolkit.support import ELEMENTWISE
 from xrt.graph import DType, Function, Node, TensorType, since_version
-from xrt.operators import Trait, find_value, has_trait, is_training, list_operators
+from xrt.operators import Trait, find_constant, has_trait, is_training, list_operators
 
 _FLOATS = {DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64}
 _INTEGERS = {DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64}
@@ -33,7 +33,7 @@ def _has_negative_axis_and_indices(node: Node, function: Function) -> bool:
     axis, rank = node.attr("axis", 0), len(find_shape(node, 0, function) or ())
     if axis >= 0 or axis == -rank:
         return False
-    indices = find_value(node.inputs[1], function)
+    indices = find_constant(node.inputs[1], function)
     return indices is None or bool((indices.array < 0).any())
 
 
@@ -44,7 +44,7 @@ _SORTABLE_DTYPES = {DType.FLOAT16, DType.FLOAT32, DType.FLOAT64, DType.INT8, DTy
 def _scales_by_a_fraction(node: Node, function: Function) -> bool:
     """Whether a dim times its scale is not an integer. TVM would resize by the ratio of the rounded sizes instead."""
     # Upsample, and Resize before opset 11, have the inputs X and scales; later ones have X, roi, scales and sizes.
-    scales = find_value(node.inputs[2 if len(node.inputs) > 2 else -1], function)
+    scales = find_constant(node.inputs[2 if len(node.inputs) > 2 else -1], function)
     shape = find_shape(node, 0, function)
     if scales is None or not scales.array.size or shape is None:
         return False

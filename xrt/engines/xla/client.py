@@ -15,7 +15,7 @@ import jax
 from jaxlib import xla_client
 
 from xrt.engines.toolkit.libraries import shorten
-from xrt.forking import leave_to_parent
+from xrt.forking import leak_in_child
 
 
 class ForkGuard:
@@ -107,7 +107,7 @@ class Clients:
         self.reload_lock = threading.Lock()
         """Held while an executable of the parent process is loaded to a client of this process."""
         self.devices: dict[int, Any] = {}
-        leave_to_parent(self)
+        leak_in_child(self)
 
     @classmethod
     def renew(cls) -> None:

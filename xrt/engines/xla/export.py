@@ -88,8 +88,8 @@ def _lower_decomposition(node: Node, function: Function, scope: Mapping[str, Ope
     reads = {name: scope[name] for name in node.uses}
     # A Function of the node alone. Its inputs have the types of the operands, which may be more specific than those in the model.
     isolated = Function(
-        inputs=tuple(Value(name, TensorType(DType.of(x), x.shape)) for name, x in reads.items()),
-        outputs=tuple(function.value(name) for name in node.defines),
+        inputs=tuple(Value(name, TensorType(DType.from_array(x), x.shape)) for name, x in reads.items()),
+        outputs=tuple(function.value(name) for name in node.defined_names),
         nodes=(node,),
         opsets=function.opsets,
     )

@@ -24,7 +24,7 @@ from xrt.engines.kernels.quantization import SATURABLE
 from xrt.engines.kernels.windows import add_bias
 from xrt.graph import DType
 from xrt.operators.windows import Window, compute_padding_trims, make_window
-from xrt.passes import find_constant
+from xrt.passes import find_node_constant
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import Advance, Factory, NodeContext, Run, States
@@ -110,7 +110,7 @@ class JaxNamespace:
             jnp.asarray(x),
             jnp.asarray(w),
             window.strides,
-            window.over(x.shape[2:]).pads,
+            window.place(x.shape[2:]).pads,
             rhs_dilation=window.dilations,
             feature_group_count=group,
             precision=jax.lax.Precision.HIGHEST,
@@ -124,7 +124,7 @@ class JaxNamespace:
 
     def fold(self, columns: Operand, placement: Placement, extents: Sequence[int]) -> Operand:
         out: Any = jnp.zeros((*columns.shape[:2], *extents), dtype=columns.dtype)
-        for offset, region in placement.offsets():
+        for offset, region in placement.iterate_offsets():
             out = out.at[region].add(columns[(slice(None), slice(None), *offset)])
         return out
 
@@ -263,7 +263,7 @@ def pad(ctx: LoweringContext, x: Operand, pads: Operand = None, value: Operand =
 
 @register_lowering("Constant")
 def constant(ctx: LoweringContext) -> Operand:
-    value = find_constant(ctx.node, ctx.function)
+    value = find_node_constant(ctx.node, ctx.function)
     if value is None:
         raise ctx.refuse("without numbers is not supported")
     return value.array

@@ -49,7 +49,7 @@ def _why_not_traceable(query: NodeQuery) -> str | None:
         return str(refused)
     except Exception as cause:  # noqa: BLE001  # any error of JAX is the reason
         return f"XLA does not support this {node.op}: {summarize_error(cause)}"
-    return explain_disagreement("XLA", node.op, [TensorType(DType.of(x), x.shape) for x in results], query.required_types)
+    return explain_disagreement("XLA", node.op, [TensorType(DType.from_array(x), x.shape) for x in results], query.required_types)
 
 
 _SUPPORT = LibrarySupport(

@@ -136,7 +136,7 @@ def _read_positions(
     if indices.dtype != np.int64 or indices.shape not in ((count,), (count, len(shape))):
         raise ModelError(
             f"{subject} is sparse with {count} values of rank {len(shape)}; its indices must be int64[{count}] or "
-            f"int64[{count},{len(shape)}], not {TensorType(DType.of(indices), indices.shape)}"
+            f"int64[{count},{len(shape)}], not {TensorType(DType.from_array(indices), indices.shape)}"
         )
     extents = np.array(shape if indices.ndim == 2 else (math.prod(shape),), np.int64)
     if ((indices < 0) | (indices >= (extents if indices.ndim == 2 else extents[0]))).any():

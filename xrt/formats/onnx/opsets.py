@@ -27,7 +27,7 @@ from xrt.formats.onnx.writing import (
 )
 from xrt.graph import Constant, FrozenDict, Function, Node, TensorType, Type, find_schema, latest_opset, since_version
 from xrt.graph.node import FreshNames, rename_function
-from xrt.graph.schemas import find_operator, onnx_spelling, require_operator
+from xrt.graph.schemas import find_operator, format_onnx_type, require_operator
 from xrt.operators import as_function, inline_function, separate_outputs
 
 # Before this opset, Softmax flattened the tensor from its axis on.
@@ -127,7 +127,7 @@ def _why_not_older_control(node: Node, scope: Function, max_opset: int) -> str:
     allowed = frozenset().union(*(formal.types for formal in (*older.inputs, *older.outputs)))
     for name in (*node.inputs, *node.outputs):
         type_ = scope.get_type(name) if name else None
-        text = None if type_ is None else onnx_spelling(type_)
+        text = None if type_ is None else format_onnx_type(type_)
         if text is not None and text not in allowed:
             return f"opset {max_opset} does not take {text}"
     return ""
@@ -183,7 +183,7 @@ def _inline_constant_nodes(function: Function) -> Function:
 
 def _find_identity_opset(type_: Type | None) -> int:
     """The first ai.onnx opset whose Identity supports the type; 1 if the type is unknown."""
-    text = None if type_ is None else onnx_spelling(type_)
+    text = None if type_ is None else format_onnx_type(type_)
     versions = range(1, latest_opset() + 1)
     return next((v for v in versions if text in require_operator("Identity", v).inputs[0].types), 1)
 
@@ -255,7 +255,7 @@ def externalize_weights(function: Function) -> Function:
     Bodies capture them under new names. Returns the Function unchanged if nothing moves.
     """
     function = _inline_constant_nodes(function)
-    fresh, hoisted = FreshNames.of(function), dict[str, Constant]()
+    fresh, hoisted = FreshNames.for_function(function), dict[str, Constant]()
 
     def hoist(body: Function) -> Function:
         """Move the large constants of a body, and of its bodies, to ``hoisted``."""
@@ -265,7 +265,7 @@ def externalize_weights(function: Function) -> Function:
         large = {name: c for name, c in body.constants.items() if name not in output_names and is_large(c)}
         if not large and all(new is old for new, old in zip(nodes, body.nodes, strict=True)):
             return body
-        names = {name: fresh.number(name) for name in large}
+        names = {name: fresh.take_numbered(name) for name in large}
         hoisted.update((names[name], constant) for name, constant in large.items())
         small = {name: constant for name, constant in body.constants.items() if name not in large}
         types = {name: type_ for name, type_ in body.types.items() if name not in large}

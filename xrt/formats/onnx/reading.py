@@ -40,7 +40,7 @@ from xrt.formats.onnx.messages import (
 from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType, Type, Value, find_schema
 from xrt.graph.attributes import decode_text
 from xrt.graph.function import pause_gc
-from xrt.graph.schemas import domain_title, latest_version, why_unknown
+from xrt.graph.schemas import format_domain, latest_version, why_unknown
 from xrt.operators import NodeWriter
 
 if TYPE_CHECKING:
@@ -338,18 +338,17 @@ class _Reader:
         if not op_type:
             raise ModelError(f"node {node} has no operator")
         if version is None:
-            imported = ", ".join(f"{domain_title(d)} {v}" for d, v in self.opsets.items()) or "none"
-            raise ModelError(
-                f"node {node} is of domain {domain_title(domain)}, whose opset the model does not import (it imports: {imported})"
-            )
+            imported = ", ".join(f"{format_domain(d)} {v}" for d, v in self.opsets.items()) or "none"
+            problem = f"is of domain {format_domain(domain)}, whose opset the model does not import (it imports: {imported})"
+            raise ModelError(f"node {node} {problem}")
         if newest := latest_version(domain):
             if version > newest:
                 raise ModelError(
-                    f"it uses opset {version} of {domain_title(domain)}, but the installed onnx {onnx.__version__} knows "
+                    f"it uses opset {version} of {format_domain(domain)}, but the installed onnx {onnx.__version__} knows "
                     f"{newest} at most; upgrade onnx, or export the model for an older opset"
                 )
             if version < 1:
-                raise ModelError(f"it uses opset {version} of {domain_title(domain)}; versions start at 1")
+                raise ModelError(f"it uses opset {version} of {format_domain(domain)}; versions start at 1")
             if find_schema(op_type, version, domain) is None:
                 raise ModelError(f"node {node}: {why_unknown(op_type, version, domain)}")
         self.operators.add((domain, op_type))

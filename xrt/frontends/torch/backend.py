@@ -29,7 +29,7 @@ from xrt.frontends.torch.dtypes import share_array, share_tensor, to_torch_dtype
 from xrt.frontends.torch.lower import BEFORE_LOWERING, Lowering
 from xrt.frontends.torch.symbols import Symbols
 from xrt.graph import TensorType
-from xrt.graph.node import DOMAIN
+from xrt.graph.node import ATEN_DOMAIN
 from xrt.module.module import XRTModule
 from xrt.module.options import parse_options
 from xrt.passes import drop_dead_nodes
@@ -339,7 +339,7 @@ def add_torch_engine(engine: Any, function: Function, *, is_strict: bool) -> Any
     engine_names = [entry if isinstance(entry, str) else getattr(entry, "name", "") for entry in listed]
     if "auto" in engine_names or any(name.partition("{")[0] == "torch" for name in engine_names):
         return engine
-    has_opaque_nodes = any(node.domain == DOMAIN for _, node in function.walk())
+    has_opaque_nodes = any(node.domain == ATEN_DOMAIN for _, node in function.walk())
     return [*listed, "torch"] if has_opaque_nodes and _is_usable("torch") else engine
 
 
@@ -439,7 +439,7 @@ def _compile(
     dtypes = [to_torch_dtype(value.type.dtype) for value in lowered.function.inputs if isinstance(value.type, TensorType)]
     inputs = list(zip(lowered.inputs, dtypes, strict=True))
     is_declined = False
-    is_opaque = any(node.domain == DOMAIN for _, node in lowered.function.walk()) and not options.get("strict")
+    is_opaque = any(node.domain == ATEN_DOMAIN for _, node in lowered.function.walk()) and not options.get("strict")
 
     def run(args: list[Any]) -> Sequence[Any]:
         nonlocal is_declined

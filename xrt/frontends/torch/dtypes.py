@@ -85,6 +85,6 @@ def share_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
         array = array.copy()
     if array.dtype.isbuiltin == 1:
         return torch.from_numpy(array)
-    dtype = DType.of(array)
+    dtype = DType.from_array(array)
     unsigned_dtype = np.dtype(f"u{dtype.numpy.itemsize}")
     return torch.from_numpy(array.view(unsigned_dtype)).view(to_torch_dtype(dtype))

@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from xrt.builder import Builder, Tensor
-from xrt.builder.record_op import Symbol, apply, current, emit
+from xrt.builder.record_op import Symbol, apply, get_builder, emit
 from xrt.errors import InputError, ModelError
 from xrt.frontends.torch.dtypes import from_torch_dtype, share_array
 from xrt.frontends.torch.rules import RULES, Unsupported
@@ -30,7 +30,7 @@ from xrt.frontends.torch.rules.table import as_tensor, bind_arguments
 from xrt.frontends.torch.symbols import SymbolicNumber, Symbols
 from xrt.graph import DType, TensorType, read_attributes
 from xrt.graph.constants import Constant
-from xrt.graph.node import DOMAIN, OpaqueCall, Tagged
+from xrt.graph.node import ATEN_DOMAIN, OpaqueCall, Tagged
 from xrt.graph.types import may_equal
 
 if TYPE_CHECKING:
@@ -404,7 +404,7 @@ class Lowering:
     @contextmanager
     def enter_body(self) -> Iterator[None]:
         """Context manager: record into the body that is being traced, not into the enclosing graph."""
-        outer, self.builder = self.builder, current("a body")
+        outer, self.builder = self.builder, get_builder("a body")
         try:
             with self.symbols.enter_body():
                 yield
@@ -505,8 +505,8 @@ class Lowering:
         types: list[Type | None] = list(self._get_types(call, fake)) if has_several_results else [self._get_types(call, fake)]
         labels = [str(index + 1) for index in range(len(types))]
         attributes = read_attributes(opaque_call.attributes)
-        self.builder.import_domain(DOMAIN, 1)
-        node = self.builder.new_node(opaque_call.op_type, inputs, len(types), attributes, domain=DOMAIN, labels=labels)
+        self.builder.import_domain(ATEN_DOMAIN, 1)
+        node = self.builder.new_node(opaque_call.op_type, inputs, len(types), attributes, domain=ATEN_DOMAIN, labels=labels)
         # PyTorch computes results that nobody reads, too. An empty name omits such an output.
         names = tuple(name if type_ is not None else "" for name, type_ in zip(node.outputs, types, strict=True))
         results = [tensor if tensor.name else None for tensor in self.builder.record(replace(node, outputs=names), types)]

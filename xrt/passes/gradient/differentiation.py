@@ -166,7 +166,7 @@ def _extract_subgraph(function: Function, starts: Collection[str], target: str) 
             nodes.append(replace(node, outputs=tuple(f"{name}/computed" if name in starts else name for name in node.outputs)))
             needed.update(name for name in node.uses if name not in starts)
     function_inputs = [value.name for value in function.inputs if value.name in needed]
-    defined = {name for node in nodes for name in node.defines}
+    defined = {name for node in nodes for name in node.defined_names}
     return Function(
         inputs=tuple(function.value(name) for name in (*starts, *function_inputs)),
         outputs=(function.value(target),),

@@ -38,7 +38,7 @@ def continue_function(function: Function) -> tuple[Builder, dict[str, Tensor]]:
         builder.names.reserve(name)
     builder.nodes = list(function.nodes)
     builder.constants = dict(function.constants)
-    builder.types = {name: type_ for node in function.nodes for name in node.defines if (type_ := function.get_type(name))}
+    builder.types = {name: type_ for node in function.nodes for name in node.defined_names if (type_ := function.get_type(name))}
     builder.inputs = [builder.tensor(value.name, value.type) for value in function.inputs]
     return builder, {name: builder.tensor(name, function.get_type(name)) for name in function.value_names()}
 
@@ -57,7 +57,7 @@ def decompose_by_definition(isolated: Function) -> Function:
         # The node has no outputs here, because there are no tensors for them yet.
         ctx = RuleContext(replace(node, outputs=()), tensors, (), frozenset(), builder)
         results = dict(zip(node.outputs, DEFINITIONS[node.op](ctx), strict=False))
-        for name in node.defines:
+        for name in node.defined_names:
             value = results.get(name)
             if value is None:
                 ctx.refuse(f"its output {name!r} is not defined by other operators")
@@ -129,7 +129,7 @@ def _find_path(function: Function, targets: Collection[str], sources: Collection
     for node in function.nodes:
         if not active.isdisjoint(node.uses):
             dependent_nodes.append(node)
-            active.update(name for name in node.defines if may_have_gradient(function.get_type(name)))
+            active.update(name for name in node.defined_names if may_have_gradient(function.get_type(name)))
     path = set()
     for node in reversed(dependent_nodes):
         if not needed.isdisjoint(node.outputs):
@@ -142,7 +142,7 @@ def _decompose(node: Node, function: Function) -> Function | None:
     """Decompose one node. None if it has a rule, needs no gradient, or has no decomposition that can be differentiated."""
     if node.control or node.op in RULES or node.op in WITHOUT_GRADIENT or node.op in MISSING:
         return None
-    if not any(may_have_gradient(function.get_type(name)) for name in node.defines):
+    if not any(may_have_gradient(function.get_type(name)) for name in node.defined_names):
         return None
     if node.op in DEFINITIONS:
         return infer_shapes(decompose_by_definition(as_function(node, function)))
@@ -176,7 +176,7 @@ def find_active(nodes: Iterable[Node], starts: Collection[str], tensors: Mutable
     active = set(starts)
     for node in nodes:
         if node.op not in WITHOUT_GRADIENT and not active.isdisjoint(node.uses):
-            active.update(name for name in node.defines if may_have_gradient(tensors[name].type))
+            active.update(name for name in node.defined_names if may_have_gradient(tensors[name].type))
     return frozenset(active)
 
 

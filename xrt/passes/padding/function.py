@@ -182,7 +182,7 @@ def decompose_without_rule(function: Function) -> Function:
     def decompose(node: Node, owner: Function) -> Function | None:
         if node.op in RULES or (not node.domain and node.op_type in PROPAGATED):
             return None
-        types = (owner.get_type(name) for name in (*node.uses, *node.defines))
+        types = (owner.get_type(name) for name in (*node.uses, *node.defined_names))
         has_static_types = all(isinstance(type_, TensorType) and type_.is_static for type_ in types)
         return None if has_static_types else find_decomposition(node, owner)
 
@@ -191,7 +191,7 @@ def decompose_without_rule(function: Function) -> Function:
 
 def _name_original(refusal: PaddingRefusal, decomposed: Function, function: Function) -> PaddingRefusal:
     """Name the node of the model in a refusal, instead of the node of its decomposition."""
-    value = next((name for node in decomposed.nodes if node.name == refusal.node for name in node.defines), "")
+    value = next((name for node in decomposed.nodes if node.name == refusal.node for name in node.defined_names), "")
     # The values inside a decomposition are called "<output>/replaced/...".
     node = function.producer(value) or function.producer(value.partition("/replaced/")[0])
     if node is None or (node.name, node.op) == (refusal.node, refusal.op):
@@ -262,7 +262,7 @@ def _visit_node(p: Padder, node: Node) -> Node:
         except (IndexError, ValueError, TypeError, AttributeError, KeyError):
             # Rules index attributes and shapes without checks, so an unexpected number of inputs or axes raises one of these.
             refusal = PaddingRefusal(node.name, node.op, "the padding rule does not support its inputs or attributes", p.dims)
-    p.states.update(dict.fromkeys(node.defines, refusal))
+    p.states.update(dict.fromkeys(node.defined_names, refusal))
     return node
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.graph.node import FreshNames
-from xrt.operators import find_value
+from xrt.operators import find_constant
 from xrt.passes.extents import Extent, Quotient
 
 Axis: TypeAlias = tuple[Extent, ...]
@@ -225,7 +225,7 @@ class Padder:
         """Find the elements of an integer tensor. None for other tensors, large ones, and those that are not tracked."""
         if name in self._contents:
             return self._contents[name]
-        constant = find_value(name, self.function)
+        constant = find_constant(name, self.function)
         if constant is None or constant.array.size > MAX_TRACKED_ELEMENTS or constant.array.dtype.kind not in "iub":
             return None
         return self.set_contents(name, constant.array.tolist())
@@ -275,7 +275,7 @@ class Padder:
         constant = Constant(np.asarray(value))
         key = (constant.dtype, constant.shape, constant.digest)
         if key not in self._emitted:
-            self._emitted[key] = self._names.number("xrt.constant")
+            self._emitted[key] = self._names.take_numbered("xrt.constant")
             self.constants[self._emitted[key]] = constant
         return self._emitted[key]
 
@@ -283,7 +283,7 @@ class Padder:
         """Add a node, unless there is an equal one, and return its output."""
         key = (op_type, inputs, tuple(sorted(attributes.items())))
         if key not in self._emitted:
-            self._emitted[key] = self._names.number(f"xrt.{op_type.lower()}")
+            self._emitted[key] = self._names.take_numbered(f"xrt.{op_type.lower()}")
             self.nodes.append(Node(op_type, inputs, (self._emitted[key],), read_attributes(attributes)))
         return self._emitted[key]
 

@@ -154,7 +154,7 @@ class Emission:
         self.nodes: list[Node] = []
         self.constants: dict[str, Constant] = dict(function.constants)
         self.types: dict[str, Type] = dict(function.types)
-        self._names = FreshNames.of(function)
+        self._names = FreshNames.for_function(function)
         self._pairs: dict[str, str] = {}
         self._shielded: dict[str, str] = {}
         self._weights: dict[tuple[object, ...], str] = {}
@@ -170,7 +170,7 @@ class Emission:
     def quantize(self, value: str, parameters: Parameters) -> str:
         """Emit one quantize-dequantize pair of nodes for all readers of a value; return its output."""
         if value not in self._pairs:
-            dtype, shape = DType.of(parameters.zero_point), getattr(self.function.get_type(value), "shape", None)
+            dtype, shape = DType.from_array(parameters.zero_point), getattr(self.function.get_type(value), "shape", None)
             operands = (
                 self.add_constant(f"{value}_scale", parameters.scale),
                 self.add_constant(f"{value}_zero_point", parameters.zero_point),

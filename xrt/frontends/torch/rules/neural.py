@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.builder import Builder
-from xrt.builder.record_op import apply, current, emit
+from xrt.builder.record_op import apply, get_builder, emit
 from xrt.frontends.torch.rules.elementwise import drop, reduce_axes
 from xrt.frontends.torch.rules.product import cdist
 from xrt.frontends.torch.rules.table import (
@@ -245,7 +245,7 @@ def _max_pool_with_indices(count: int, result: Any, a: Any) -> Any:
     if x.ndim != count + 2:
         raise Unsupported("a pool without a batch of which the indices are used")
     # MaxPool was recorded with one output. Record it again with the indices.
-    builder = current("a pool")
+    builder = get_builder("a pool")
     node = builder.nodes.pop()
     indices_name = builder.names.take(f"{node.name}_indices")
     y, indices = builder.record(replace(node, outputs=(*node.outputs, indices_name)), (result[0], TensorType(DType.INT64)))
@@ -461,12 +461,12 @@ def _differentiate(
     chosen = [name for name, is_wanted in zip(names, wanted, strict=True) if is_wanted]
     if not chosen:
         return [None] * len(inputs)
-    builder = Builder("backward", opsets=dict(current("a gradient").opsets))
+    builder = Builder("backward", opsets=dict(get_builder("a gradient").opsets))
     with builder:
         builder.output(record(*(builder.input(name, value.type) for name, value in zip(names, inputs, strict=True))), "result")
     backward = gradient(builder.function(), of="result", with_respect_to=chosen, seeds=True)
     backward = drop_dead_nodes(backward.replace(outputs=backward.outputs[1:]))
-    results = iter(current("a gradient").inline(backward, *inputs, g))
+    results = iter(get_builder("a gradient").inline(backward, *inputs, g))
     return [next(results) if is_wanted else None for is_wanted in wanted]
 
 

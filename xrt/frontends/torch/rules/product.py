@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.builder.record_op import current, emit
+from xrt.builder.record_op import get_builder, emit
 from xrt.builder.tensor import Tensor
 from xrt.frontends.torch.rules.elementwise import drop, multiply_by
 from xrt.frontends.torch.rules.table import (
@@ -57,7 +57,7 @@ _MATMUL_INTEGERS = frozenset({DType.INT32, DType.INT64, DType.UINT32, DType.UINT
 
 def _find_untransposed(x: Tensor) -> tuple[Tensor, int]:
     """If a recent Transpose computed ``x``, return its input and 1, else ``x`` and 0: an operand of Gemm and its transB."""
-    builder = current("a product")
+    builder = get_builder("a product")
     for node in builder.nodes[-_MAX_SEARCHED_NODES:]:
         if node.outputs[0] == x.name and node.op == "Transpose" and len(node.attr("perm") or ()) == 2:
             return Tensor(builder, node.inputs[0], x.type), 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 import torch
 
-from xrt.builder.record_op import current, emit
+from xrt.builder.record_op import get_builder, emit
 from xrt.frontends.torch.dtypes import from_torch_dtype, to_torch_dtype
 from xrt.frontends.torch.symbols import SymbolicNumber
 from xrt.graph import DType
@@ -84,7 +84,7 @@ def cast(x: Any, dtype: DType) -> Tensor:
 
 
 def constant(value: Any, dtype: DType) -> Tensor:
-    return current("a constant").constant(np.asarray(value).astype(dtype.numpy))
+    return get_builder("a constant").constant(np.asarray(value).astype(dtype.numpy))
 
 
 def scalar(value: Any, dtype: DType) -> Tensor:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.builder.builder import record_function
-from xrt.builder.record_op import apply, current, emit
+from xrt.builder.record_op import apply, get_builder, emit
 from xrt.graph import Function, Node, TensorType, Value
 from xrt.passes.gradient.preparation import Sweep, find_active, prepare_body
 from xrt.passes.gradient.table import Gradients, RuleContext, make_vector, may_have_gradient, rule, sum_tensors, zeros_like
@@ -35,7 +35,7 @@ def _repeat_backward(
 
     ``sources`` are names of inputs and captured values of the body. ``output_gradients`` has None for an output without one.
     """
-    builder = current("the gradient of a body")
+    builder = get_builder("the gradient of a body")
     start = len(builder.nodes)
     values = record_function(builder, body, inputs, ctx.tensors)
     nodes = builder.nodes[start:]
@@ -91,7 +91,7 @@ def _find_carried(
         active = {*(inputs[index].name for index in indices), *captured, *scanned}
         for node in body.nodes:
             if not active.isdisjoint(node.uses):
-                active.update(name for name in node.defines if may_have_gradient(body.get_type(name)))
+                active.update(name for name in node.defined_names if may_have_gradient(body.get_type(name)))
         # An iteration may compute a carried value from another one, so repeat until no index is added.
         reachable = indices | {index for index, value in enumerate(outputs) if value.name in active}
         if reachable == indices:
@@ -162,7 +162,7 @@ def loop(ctx: RuleContext) -> Gradients:
 
     def backward(iteration: Tensor, condition: Tensor, *gradients: Tensor) -> list[Tensor]:
         # The body has run in each of these iterations, so the condition that it received was true.
-        forward_iteration, true = last - iteration, current("a condition").symbol(np.asarray(True))
+        forward_iteration, true = last - iteration, get_builder("a condition").symbol(np.asarray(True))
         operands = [_reshape_scalar(body.inputs[0], forward_iteration), _reshape_scalar(body.inputs[1], true)]
         operands += [emit("Gather", stack, forward_iteration) for stack in stacks[1:]]
         output_gradients: list[Tensor | None] = [None] * len(body.outputs)
