@@ -179,7 +179,7 @@ def test_a_threshold_may_flip_where_both_sides_are_as_good_as_equal():
 
 
 def test_evidence_of_another_shape_is_an_error():
-    with pytest.raises(InputError, match=r"^the evidence of ties has shape \(2,\), the result \(1,\); both must be equal$"):
+    with pytest.raises(InputError, match=r"^the ties are for shape \(2,\), but the result has shape \(1,\)$"):
         compare(np.array([1]), np.array([2]), ties=StepAmbiguity(np.array([True, True])))
 
 

@@ -43,7 +43,7 @@ class Tolerance:
     peak: float = 0.0
     """Relative to the largest finite element of the expected tensor: an element that is small by cancellation has the error of
     its large neighbors, because the error of a sum depends on the size of its terms."""
-    bits: bool = False
+    signed_zeros: bool = False
     """Distinguish ``-0.0`` from ``0.0``. NaNs are equal regardless of payload, which depends on how a loop was vectorized."""
 
     def compute_bound(self, expected: Array) -> Array:
@@ -57,7 +57,7 @@ class Tolerance:
 
 EXACT = Tolerance()
 """Numerically equal: ``-0.0 == 0.0``."""
-BIT_EQUAL = Tolerance(bits=True)
+BIT_EQUAL = Tolerance(signed_zeros=True)
 """Equal in every bit, including the sign of zeros."""
 
 # rtol and peak, for one operator and for a whole network. The float32 row: 1e-5 of the peak is 84 roundings, as many as a sum
@@ -78,8 +78,8 @@ _FLOOR = {"float64": 1e-15, "float32": 1e-7, "float16": 6e-8, "bfloat16": 1e-7}
 def tolerance_for(dtype: Any, scope: Scope = "operator") -> Tolerance:
     """Choose the default tolerance for results of an element type, of one operator or of a whole network.
 
-    ``dtype`` is anything that ``numpy.dtype`` accepts, including types of ml_dtypes. Types that are not floating-point, and
-    floats of a byte or less (whose steps are at least an eighth of the value), must be equal: `EXACT`.
+    ``dtype`` is anything that ``numpy.dtype`` accepts, including types of ml_dtypes. The tolerance is `EXACT` for types that are
+    not floating-point, and for floats of a byte or less: their steps are at least an eighth of the value.
 
     >>> tolerance_for("float32").rtol, tolerance_for("int32") == EXACT
     (0.0001, True)
@@ -99,7 +99,7 @@ def tolerance_for(dtype: Any, scope: Scope = "operator") -> Tolerance:
 
 
 class Ambiguity(Protocol):
-    """Decides which differences in the result of a discontinuous operator are ties, where both results are valid."""
+    """Decides which differences in the result of a discontinuous operator are ties: two results that are equally valid."""
 
     def admits(self, actual: Array, expected: Array) -> Array:
         """Return a boolean mask: whether the difference of each element is a tie. Both arrays have the same type and shape."""
@@ -113,7 +113,7 @@ class StepAmbiguity:
     Create it with `from_rounding` or `from_threshold` from the operator's inputs for the expected result.
     """
 
-    near: Array
+    is_near_edge: Array
     """Boolean mask of elements whose input is so close to an edge that an error within the tolerance crosses it."""
     step: int = 1
     """Difference between the values on both sides of an edge."""
@@ -134,10 +134,10 @@ class StepAmbiguity:
         return cls(np.abs(wide_left - wide_right) <= slack)
 
     def admits(self, actual: Array, expected: Array) -> Array:
-        if self.near.shape != expected.shape:
-            raise InputError(f"the evidence of ties has shape {self.near.shape}, the result {expected.shape}; both must be equal")
+        if self.is_near_edge.shape != expected.shape:
+            raise InputError(f"the ties are for shape {self.is_near_edge.shape}, but the result has shape {expected.shape}")
         gap = np.abs(_widen(actual) - _widen(expected)) if _is_float(expected.dtype) else _compute_gap(actual, expected)
-        return np.logical_and(self.near, gap <= self.step)
+        return np.logical_and(self.is_near_edge, gap <= self.step)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,10 +151,11 @@ class IndexAmbiguity:
     def admits(self, actual: Array, expected: Array) -> Array:
         """Return a mask of the ties, as `Ambiguity.admits` does. Repeated indices and indices out of range are not ties."""
         values = _widen(self.values)
+        indices, expected_indices = actual.astype(np.int64), expected.astype(np.int64)
+        # ArgMax with keepdims=0 removes the axis.
         has_axis = actual.ndim == values.ndim
-        indices, expected_indices = (
-            a.astype(np.int64) if has_axis else np.expand_dims(a.astype(np.int64), self.axis) for a in (actual, expected)
-        )
+        if not has_axis:
+            indices, expected_indices = np.expand_dims(indices, self.axis), np.expand_dims(expected_indices, self.axis)
         inside = (indices >= 0) & (indices < values.shape[self.axis])
         actual_values = np.take_along_axis(values, np.where(inside, indices, 0), self.axis)
         expected_values = np.take_along_axis(values, expected_indices, self.axis)
@@ -204,9 +205,9 @@ def compare(
     if expected is None or actual is None:
         if actual is expected:
             return Comparison()
-        is_absent = actual is None
-        text = f"is absent; a {_get_kind(expected)} was expected" if is_absent else f"is a {_get_kind(actual)}; it must be absent"
-        return Comparison(f"{name} {text}")
+        if actual is None:
+            return Comparison(f"{name} is absent; a {_get_kind(expected)} was expected")
+        return Comparison(f"{name} is a {_get_kind(actual)}; it must be absent")
     if isinstance(expected, dict):
         return _compare_mappings(actual, expected, tolerance, name)
     if isinstance(expected, list | tuple):
@@ -224,14 +225,12 @@ def compare_all(
     ties: Sequence[Ambiguity | None] | None = None,
     names: Sequence[str] | None = None,
 ) -> Comparison:
-    """Compare the outputs of a Function with the expected ones. The message is that of the first output that differs."""
+    """Compare the outputs of a Function with the expected outputs. The message describes the first output that differs."""
     if len(actual) != len(expected):
         return Comparison(f"there are {len(actual)} outputs; {len(expected)} were expected")
     names = names or [f"output {i}" for i in range(len(expected))]
-    evidence = ties or [None] * len(expected)
-    return _merge(
-        [compare(a, e, tolerance, ties=t, name=n) for a, e, t, n in zip(actual, expected, evidence, names, strict=True)]
-    )
+    outputs = zip(actual, expected, ties or [None] * len(expected), names, strict=True)
+    return _merge([compare(a, e, tolerance, ties=ambiguity, name=name) for a, e, ambiguity, name in outputs])
 
 
 def _merge(parts: Sequence[Comparison]) -> Comparison:
@@ -264,14 +263,14 @@ def _compare_mappings(actual: Any, expected: dict[Any, Any], tolerance: Toleranc
         return Comparison(f"{name} has the keys {list(actual)}; {list(expected)} were expected")
     # ONNX operators compute maps of float32, but Python floats do not show it.
     tolerance = tolerance or tolerance_for("float32")
-    parts = []
-    for key in expected:
-        # Strings become object arrays, so that their length does not matter.
-        result, reference = (
-            np.asarray(values[key], dtype=object if isinstance(values[key], str) else None) for values in (actual, expected)
-        )
-        parts.append(compare(result, reference, tolerance, name=f"{name}[{key!r}]"))
-    return _merge(parts)
+    return _merge(
+        [compare(_to_array(actual[key]), _to_array(expected[key]), tolerance, name=f"{name}[{key!r}]") for key in expected]
+    )
+
+
+def _to_array(value: Any) -> Array:
+    """Convert a number or string; strings become object arrays, so that their length does not matter."""
+    return np.asarray(value, dtype=object if isinstance(value, str) else None)
 
 
 def _compare_arrays(actual: Array, expected: Array, tolerance: Tolerance | None, ties: Ambiguity | None, name: str) -> Comparison:
@@ -312,12 +311,14 @@ def _compare_exact(actual: Array, expected: Array, ties: Ambiguity | None, name:
     magnitude = np.abs(expected.astype(np.float64))
     # The maximum only avoids a division by zero: nonzero integers are at least 1.
     relative = np.where(magnitude == 0, 0.0, gap / np.maximum(magnitude, 1.0))
-    return _report(actual, expected, gap, relative, wrong, name, "must be equal" if ties is None else "the difference is no tie")
+    rule = "must be equal" if ties is None else "the difference is no tie"
+    return _report(actual, expected, gap, relative, wrong, name, rule)
 
 
 def _compute_gap(actual: Array, expected: Array) -> Array:
     """Compute ``|actual - expected|`` of integers or booleans as float64, without overflow."""
-    left, right = (a.astype(np.uint64 if a.dtype == np.uint64 else np.int64) for a in (actual, expected))
+    wide_type = np.uint64 if expected.dtype == np.uint64 else np.int64
+    left, right = actual.astype(wide_type), expected.astype(wide_type)
     larger, smaller = np.maximum(left, right), np.minimum(left, right)
     with np.errstate(over="ignore"):  # int64 may wrap, but the difference is correct as uint64
         gap: Array = (larger.astype(np.uint64) - smaller.astype(np.uint64)).astype(np.float64)
@@ -328,14 +329,14 @@ def _compare_floats(actual: Array, expected: Array, tolerance: Tolerance, ties: 
     """Compare elements within the tolerance. Equal infinities agree, and two NaNs; a NaN differs from every number."""
     wide_actual, wide_expected = _widen(actual), _widen(expected)
     same = (wide_actual == wide_expected) | (np.isnan(wide_actual) & np.isnan(wide_expected))
-    if tolerance.bits:
+    if tolerance.signed_zeros:
         same &= (np.signbit(wide_actual) == np.signbit(wide_expected)) | np.isnan(wide_actual)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         gap = np.abs(wide_actual - wide_expected)
         gap = np.where(same, 0.0, np.where(np.isfinite(wide_expected) & np.isfinite(wide_actual), gap, np.inf))
         relative = np.where(same | (wide_expected == 0), 0.0, gap / np.abs(wide_expected))
     relative = np.where(np.isnan(relative), np.inf, relative)
-    wrong = ~same & ((gap > tolerance.compute_bound(wide_expected)) | np.isinf(gap) | tolerance.bits)
+    wrong = ~same & ((gap > tolerance.compute_bound(wide_expected)) | np.isinf(gap) | tolerance.signed_zeros)
     if ties is not None and wrong.any():
         wrong = wrong & ~ties.admits(actual, expected)
     return _report(actual, expected, gap, relative, wrong, name, f"beyond {_format_tolerance(tolerance)}")
@@ -349,14 +350,14 @@ def _widen(array: Array) -> Array:
 
 
 def _format_tolerance(tolerance: Tolerance) -> str:
-    if tolerance.bits:
+    if tolerance.signed_zeros:
         return "equality of bits"
     parts = [f"{field} {getattr(tolerance, field):.3g}" for field in ("rtol", "atol", "peak") if getattr(tolerance, field)]
     return ", ".join(parts) or "equality"
 
 
 def _report(actual: Array, expected: Array, gap: Array, relative: Array, wrong: Array, name: str, rule: str) -> Comparison:
-    """Build the Comparison; if elements are ``wrong``, the message has their count, the worst one, and the violated ``rule``."""
+    """Build the Comparison. If elements are ``wrong``, the message has their count, the worst of them and the violated rule."""
     if not gap.size:
         return Comparison()
     index = np.unravel_index(int(np.argmax(gap)), gap.shape)

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, TypeVar
 from weakref import ReferenceType, WeakSet, ref
 
-L = TypeVar("L")
+Lock = TypeVar("Lock")
 FORK_TIMEOUT_SECONDS = 20.0
 """How long a fork waits for other threads that compile. Then it continues, because such a thread may wait for the fork."""
 _busy: Counter[int] = Counter()
@@ -50,27 +50,27 @@ def _wait_for_busy_threads() -> None:
 
 
 class _Process:
-    """The registered objects, and the number of forks since the first process."""
+    """State of this process: the registered objects, and the number of forks since the first process."""
 
     generation = 0
     locks: WeakSet[Any] = WeakSet()
     parent_objects: ClassVar[dict[int, ReferenceType[Any]]] = {}
-    """The objects by ``id``: values may not be hashable, and equal values are not the same."""
+    """Objects to leak in a child, by ``id``: native objects may not be hashable, and equal objects are not the same."""
 
 
 def get_generation() -> int:
-    """Number of forks between the first process and this one. Objects from another generation belong to a parent."""
+    """Count the forks between the first process and this process. An object of another generation belongs to a parent process."""
     return _Process.generation
 
 
 def why_unusable_after_fork(generation: int) -> str:
-    """Explain why an object of this generation cannot be used here; empty if it can."""
+    """Explain why an object that was made in ``generation`` cannot be used in this process; empty if it can."""
     if generation == get_generation():
         return ""
     return "it was compiled before this process was forked, and the child lacks its threads; compile in the child, or spawn it"
 
 
-def renew_after_fork(lock: L) -> L:
+def renew_after_fork(lock: Lock) -> Lock:
     """Register a Lock, RLock or Condition, so that it is unlocked in a forked child; return it."""
     _Process.locks.add(lock)
     return lock
@@ -79,8 +79,8 @@ def renew_after_fork(lock: L) -> L:
 def leak_in_child(value: object) -> None:
     """Register a native object that a forked child must never free, because only the parent may close it."""
     with suppress(TypeError):  # classes without weak references are not from native libraries
-        forget, key = _Process.parent_objects.pop, id(value)
-        _Process.parent_objects[key] = ref(value, lambda _: forget(key, None))
+        objects, key = _Process.parent_objects, id(value)
+        objects[key] = ref(value, lambda _: objects.pop(key, None))
 
 
 def _begin_child() -> None:
@@ -88,12 +88,12 @@ def _begin_child() -> None:
         del _busy[thread]
     _busy_changed.release()
     _Process.generation += 1
-    # The thread that held a lock does not exist here, so that nothing would ever release it.
+    # The thread that holds a lock does not exist in the child, so nothing would ever release the lock.
     for lock in list(_Process.locks):
         lock._at_fork_reinit()
     for reference in list(_Process.parent_objects.values()):
         if (value := reference()) is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))  # leak it, so that not even interpreter shutdown frees it
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))  # an extra reference: not even interpreter shutdown frees it
     _Process.parent_objects.clear()
 
 

@@ -15,25 +15,25 @@ _NAME = re.compile(r"(\w+) as (\w+)")
 def load_lazily(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """Create ``__all__``, ``__getattr__`` and ``__dir__`` for a package.
 
-    Its public names are those that its source imports for type checkers with ``as``, so that each is declared once. A name is
-    imported on first access.
+    The public names are the names that the package's ``if TYPE_CHECKING`` block imports with ``as``. A name is imported on first
+    access.
     """
     module = sys.modules[package]
-    # The source is parsed instead of executed: the imports of the block are exactly what must not happen yet.
+    # Parse the source instead of executing the block, because its imports must not happen yet.
     source: str = module.__loader__.get_source(package)  # type: ignore[union-attr]  # every loader of source files has it
     block = re.split(r"\n(?=\S)", source.partition("\nif TYPE_CHECKING:\n")[2], maxsplit=1)[0]
-    homes = {alias: (home, name) for home, names in _IMPORT.findall(block) for name, alias in _NAME.findall(names)}
+    sources = {alias: (path, name) for path, names in _IMPORT.findall(block) for name, alias in _NAME.findall(names)}
 
-    def load(public: str) -> Any:
-        if public not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {public!r}")
-        home, name = homes[public]
-        owner = import_module(home)
-        # ``from xrt import errors`` names a submodule, which is no attribute before its import.
-        is_module = owner is module or not hasattr(owner, name)
-        value = import_module(f"{home}.{name}") if is_module else getattr(owner, name)
-        # Cache it, so that further reads do not call __getattr__.
-        setattr(module, public, value)
+    def load(alias: str) -> Any:
+        if alias not in sources:
+            raise AttributeError(f"module {package!r} has no attribute {alias!r}")
+        path, name = sources[alias]
+        source_module = import_module(path)
+        # ``from xrt import errors`` imports a submodule, which is not an attribute of the package yet.
+        is_submodule = source_module is module or not hasattr(source_module, name)
+        value = import_module(f"{path}.{name}") if is_submodule else getattr(source_module, name)
+        # Cache the value, so that later reads do not call __getattr__.
+        setattr(module, alias, value)
         return value
 
-    return sorted(homes), load, lambda: sorted({*vars(module), *homes})
+    return sorted(sources), load, lambda: sorted({*vars(module), *sources})

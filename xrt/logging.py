@@ -36,7 +36,7 @@ def configure_logging(environment: Mapping[str, str]) -> None:
 
 
 def log_to_stderr(level: str) -> None:
-    """Print log records from this level on to standard error: debug, info, warning or error."""
+    """Print log records of at least this level on standard error: debug, info, warning or error."""
     logger = logging.getLogger("xrt")
     logger.setLevel(level.upper())
     if not any(type(handler) is logging.StreamHandler for handler in logger.handlers):

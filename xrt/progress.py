@@ -20,9 +20,11 @@ from xrt.forking import renew_after_fork
 
 PROGRESS_VARIABLE = "XRT_PROGRESS"
 """The environment variable; ``off`` disables progress. `xrt.processes` sets it for worker processes."""
-DELAY_SECONDS = 2.0  # seconds before progress is shown
-UPDATE_SECONDS = 0.25  # seconds between updates
+DELAY_SECONDS = 2.0
+"""Work that ends sooner shows no progress."""
+UPDATE_SECONDS = 0.25
 ERASE_LINE = "\r\x1b[2K"
+"""Terminal codes that move the cursor to the start of the line and erase it."""
 
 ReportStage: TypeAlias = Callable[[str], None]
 """Sets the stage that the progress line shows, in a few words."""
@@ -72,8 +74,12 @@ class ProgressLine:
     """
 
     def __init__(self, display: Any, title: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._display, self._title, self._clock = display, title, clock
-        self._began, self._stage, self._shown = clock(), "", ""
+        self._display = display
+        self._title = title
+        self._clock = clock
+        self._start = clock()
+        self._stage = ""
+        self._shown_text = ""
 
     def set_stage(self, stage: str) -> None:
         """Set the text of the current stage; the next `tick` shows it."""
@@ -81,28 +87,30 @@ class ProgressLine:
 
     def tick(self) -> None:
         """Update the line if it changed and the work has taken long enough."""
-        elapsed = self._clock() - self._began
+        elapsed = self._clock() - self._start
         if elapsed < DELAY_SECONDS:
             return
-        text = _clean(f"xrt: {self._title}, {elapsed:.0f} s{': ' if self._stage else ''}{self._stage}")
-        if text != self._shown:
+        stage = f": {self._stage}" if self._stage else ""
+        text = _replace_control_characters(f"xrt: {self._title}, {elapsed:.0f} s{stage}")
+        if text != self._shown_text:
             self._display.show(text)
-            self._shown = text
+            self._shown_text = text
 
     def close(self) -> None:
         """Remove the line if it was shown."""
-        if self._shown:
-            self._display.close(_clean(f"xrt: {self._title} took {self._clock() - self._began:.1f} s"))
+        if self._shown_text:
+            elapsed = self._clock() - self._start
+            self._display.close(_replace_control_characters(f"xrt: {self._title} took {elapsed:.1f} s"))
 
 
-def _clean(text: str) -> str:
-    """Replace control characters, because names come from models and could contain terminal escapes."""
+def _replace_control_characters(text: str) -> str:
+    """Replace control characters by question marks: names come from models and could contain terminal escapes."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def find_display() -> TerminalLine | NotebookLine | None:
     """Create a display for progress, in the notebook cell or on the terminal; None if there is neither, or in a worker."""
-    with suppress(Exception):  # sys.stderr may be any object: closed, or without isatty; multiprocessing may be half imported
+    with suppress(Exception):  # sys.stderr may be closed or an object without isatty; multiprocessing may be half imported
         processes = sys.modules.get("multiprocessing")
         if os.environ.get(PROGRESS_VARIABLE, "").strip().lower() == "off" or (processes and processes.parent_process()):
             return None
@@ -115,18 +123,18 @@ def find_display() -> TerminalLine | NotebookLine | None:
     return None
 
 
-# Held while progress is shown: there is only one line.
-_claimed = renew_after_fork(threading.Lock())
+# Locked while progress is shown: there is only one line.
+_display_lock = renew_after_fork(threading.Lock())
 
 
 def claim_display() -> bool:
     """Reserve the display until `release_display`; False if it is in use."""
-    return _claimed.acquire(blocking=False)
+    return _display_lock.acquire(blocking=False)
 
 
 def release_display() -> None:
     """Release the display after a successful `claim_display`."""
-    _claimed.release()
+    _display_lock.release()
 
 
 @contextmanager
@@ -139,24 +147,24 @@ def show_progress(title: str, *, enabled: bool = True) -> Iterator[ReportStage]:
     if display is None or not claim_display():
         yield lambda stage: None
         return
-    line, ended = ProgressLine(display, title), threading.Event()
-    ticking = threading.Thread(target=_tick, args=(line, ended), name="xrt-progress", daemon=True)
+    line, is_done = ProgressLine(display, title), threading.Event()
+    updater = threading.Thread(target=_update_until_done, args=(line, is_done), name="xrt-progress", daemon=True)
     try:
         with suppress(RuntimeError):  # no more threads available, or interpreter shutdown
-            ticking.start()
+            updater.start()
         yield line.set_stage
     finally:
-        ended.set()
-        if ticking.ident is not None:
-            ticking.join()
+        is_done.set()
+        if updater.ident is not None:  # it was started
+            updater.join()
             with suppress(Exception):
                 line.close()
         release_display()
 
 
-def _tick(line: ProgressLine, ended: threading.Event) -> None:
-    delay = DELAY_SECONDS  # work that ends within it shows nothing
-    with suppress(Exception):  # whatever a closed terminal or notebook raises stops the display and not the work
-        while not ended.wait(delay):
+def _update_until_done(line: ProgressLine, is_done: threading.Event) -> None:
+    delay = DELAY_SECONDS
+    with suppress(Exception):  # an error of a closed terminal or notebook ends the display, not the work
+        while not is_done.wait(delay):
             line.tick()
             delay = UPDATE_SECONDS

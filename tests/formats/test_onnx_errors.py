@@ -303,7 +303,7 @@ def with_weight(tensor: TensorProto) -> ModelProto:
         (TensorProto(data_type=8, dims=[2], raw_data=b"ab"), "holds strings as raw bytes; ONNX stores them in string_data only"),
         (TensorProto(data_type=1, dims=[-1], raw_data=b""), "has a negative extent in its shape [-1]"),
         (TensorProto(dims=[1], raw_data=b"\0"), "has no element type"),
-        (TensorProto(data_type=99, dims=[1]), ": element type 99 is not one of ONNX's that XRT knows (1 to 28)"),
+        (TensorProto(data_type=99, dims=[1]), ": element type 99 is unknown; XRT knows ONNX's types 1 to 28"),
         (
             TensorProto(data_type=1, dims=[1], segment=TensorProto.Segment(begin=0, end=1)),
             "is a segment of a larger tensor, which ONNX has never defined how to join",

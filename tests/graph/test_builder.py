@@ -93,9 +93,9 @@ def test_an_output_is_renamed_where_a_body_reads_it_too() -> None:
     [
         (lambda x: None, "build of 'main' returns nothing"),
         (lambda x: object(), "build of 'main' returns object"),
-        (lambda x: {"x": -x}, "an output is to be named 'x', which another value of the graph is"),
-        (lambda x: {"": -x}, "an output is to be named ''"),
-        (lambda: 1, r"build of 'main' takes \(\); the inputs given are 1 in their places: too many"),
+        (lambda x: {"x": -x}, "an output cannot be named 'x', the name of another value of the graph"),
+        (lambda x: {"": -x}, "an output cannot be named ''"),
+        (lambda: 1, r"build of 'main' takes \(\); the inputs passed are 1 by position: too many"),
         (lambda x: Affine()(x, x), "takes 2 positional arguments but 3 were given"),
     ],
 )
@@ -139,7 +139,7 @@ def test_an_explicit_builder() -> None:
     assert function.name == "double"
     assert function.outputs == (Value("y", TensorType(DType.FLOAT32)),)
     assert set(function.constants) == {"one"}
-    with b, pytest.raises(ModelError, match="'double' has been made into a Function; nothing can be added"):
+    with b, pytest.raises(ModelError, match="'double' is already a Function; no node can be added"):
         x + 1
 
 
@@ -150,7 +150,7 @@ def test_names_are_unique() -> None:
             b.input("x", F32)
         ops.Relu(x, name="act")
         with pytest.raises(
-            ModelError, match=r"the name 'act', which another value .* has, was given; choose another, or use scope"
+            ModelError, match=r"another value of the graph has the name '.*act'; choose another name, or use scope"
         ):
             ops.Relu(x, name="act")
         with scope("block"):
@@ -195,7 +195,10 @@ def test_an_update_is_an_alias_and_its_value_an_output() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda x: Graph.update(-x, x), r"only an input can be updated; <Tensor neg_1: .*> is none \(the inputs are: x\)"),
+        (
+            lambda x: Graph.update(-x, x),
+            r"only an input can be updated; <Tensor neg_1: .*> is not an input \(the inputs are: x\)",
+        ),
         (lambda x: Graph.update(x, x.sum()), "input x: .* cannot be updated with reducesum_1: .*; their types differ"),
         (lambda x: (Graph.update(x, -x), Graph.update(x, x + 1)), "input 'x' is updated twice"),
         (
@@ -290,7 +293,7 @@ def test_a_tensor_of_a_body_that_has_ended_is_refused() -> None:
 
 def test_outside_of_a_trace() -> None:
     for call in (lambda: ops.Relu(1.0), lambda: scope("a"), lambda: Affine()(1)):
-        with pytest.raises(ModelError, match=r"builds a graph, and none is being traced here; call it inside xrt.Graph.build"):
+        with pytest.raises(ModelError, match=r"builds a graph, but no graph is being traced; call it inside xrt.Graph.build"):
             call()
 
 
@@ -307,7 +310,7 @@ def test_threads_trace_apart() -> None:
 def test_an_error_leaves_no_trace_behind() -> None:
     with pytest.raises(ModelError):
         trace(lambda x: ops.Relu(x, x), F32)
-    with pytest.raises(ModelError, match="none is being traced"):
+    with pytest.raises(ModelError, match="no graph is being traced"):
         ops.Relu(1.0)
 
 
@@ -345,7 +348,7 @@ def test_an_opaque_operator() -> None:
     assert pair.outputs == ("pair_1", "pair_1_2")
     assert function.opsets == {"": 26, "com.microsoft": 1}
     assert [value.type for value in function.outputs] == [None, F32]
-    with pytest.raises(ModelError, match=r"the graph imports com.microsoft at version 1; version 2 was asked"):
+    with pytest.raises(ModelError, match=r"the graph imports com.microsoft at version 1; version 2 was requested"):
         trace(lambda x: (ops.custom("A", x, domain="com.microsoft"), ops.custom("B", x, domain="com.microsoft", version=2)), F32)
 
 
@@ -497,7 +500,7 @@ def test_a_function_as_a_body() -> None:
     ("build", "message"),
     [
         (lambda x: ops.If(x, then_branch=1, else_branch=2), "takes no tensor(float) as input 'cond'"),
-        (lambda x: ops.If(x.sum() > 0, then_branch=lambda: x), "needs the attribute 'else_branch' (graph); it was not given"),
+        (lambda x: ops.If(x.sum() > 0, then_branch=lambda: x), "needs the attribute 'else_branch' (graph); it is missing"),
         (lambda x: ops.If(True, then_branch=1, else_branch=2), "then_branch must be a callable or a Function; got int 1"),
         (
             lambda x: ops.If(True, then_branch=lambda y: y, else_branch=2),
@@ -505,7 +508,7 @@ def test_a_function_as_a_body() -> None:
         ),
         (
             lambda x: ops.If(True, then_branch=lambda: (x, x), else_branch=lambda: x),
-            "then_branch gives 2 outputs and else_branch 1; they must give as many",
+            "then_branch has 2 outputs and else_branch 1; both must have the same number",
         ),
         (
             lambda x: ops.If(True, then_branch=lambda: x, else_branch=lambda: x.astype(int)),
@@ -513,7 +516,7 @@ def test_a_function_as_a_body() -> None:
         ),
         (
             lambda x: ops.If(True, then_branch=lambda: x, else_branch=lambda: x, outputs=2),
-            "outputs=2 was asked, but the body gives 1",
+            "got outputs=2, but the body has 1",
         ),
         (
             lambda x: ops.Loop(3, True, x, body=lambda i, go: go),
@@ -521,7 +524,7 @@ def test_a_function_as_a_body() -> None:
         ),
         (
             lambda x: ops.Loop(3, True, x, body=lambda i, go, v: v),
-            "gives 1 output(s); it must give the condition and 1 carried value(s)",
+            "has 1 output(s); the first must be the condition and 1 carried value(s)",
         ),
         (
             lambda x: ops.Loop(3, True, x, body=lambda i, go, v: (go, v.astype("int8"))),
@@ -531,7 +534,7 @@ def test_a_function_as_a_body() -> None:
         (lambda x: ops.Scan(x, num_scan_inputs=1, scan_input_axes=[4], body=abs), "a scan input of rank 2 has no axis 4"),
         (
             lambda x: ops.If(True, then_branch=branch(inputs=(Value("a"),)), else_branch=branch()),
-            "of 1 inputs; the operator gives it 0",
+            "with 1 inputs; the operator passes 0",
         ),
         (
             lambda x: ops.If(True, then_branch=branch(nodes=(node("Relu", "xx", "r"),)), else_branch=branch()),
@@ -553,5 +556,5 @@ def test_an_error_inside_a_body_names_the_inner_operator() -> None:
 
 
 def test_scan_of_opset_8_is_refused() -> None:
-    with pytest.raises(ModelError, match="a graph is traced with Scan from opset 9 on"):
+    with pytest.raises(ModelError, match="Scan needs opset 9 or newer"):
         trace(lambda x: ops.Scan(None, x, num_scan_inputs=1, body=lambda row: row), F32, opsets=8)

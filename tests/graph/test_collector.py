@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from xrt.graph.function import LARGE, pause_gc
+from xrt.graph.function import MIN_NODES_TO_PAUSE_GC, pause_gc
 
 
 @pytest.fixture(autouse=True)
@@ -20,16 +20,16 @@ def collecting() -> Iterator[None]:
 
 
 def test_it_pauses_for_a_large_graph_alone_and_goes_on_afterwards() -> None:
-    with pause_gc(LARGE - 1):
+    with pause_gc(MIN_NODES_TO_PAUSE_GC - 1):
         assert gc.isenabled()
-    with suppress(ZeroDivisionError), pause_gc(LARGE):
-        with pause_gc(LARGE):
+    with suppress(ZeroDivisionError), pause_gc(MIN_NODES_TO_PAUSE_GC):
+        with pause_gc(MIN_NODES_TO_PAUSE_GC):
             assert not gc.isenabled()
         assert not gc.isenabled()
         raise ZeroDivisionError
     assert gc.isenabled()
     gc.disable()
-    with pause_gc(LARGE):
+    with pause_gc(MIN_NODES_TO_PAUSE_GC):
         pass
     assert not gc.isenabled(), "the user has switched it off"
 
@@ -38,14 +38,14 @@ def test_the_last_of_several_threads_puts_it_back() -> None:
     inside, leave = threading.Barrier(2, timeout=300), threading.Event()
 
     def build() -> None:
-        with pause_gc(LARGE):
+        with pause_gc(MIN_NODES_TO_PAUSE_GC):
             inside.wait()
             leave.wait(300)
 
     thread = threading.Thread(target=build)
     thread.start()
     inside.wait()
-    with pause_gc(LARGE):
+    with pause_gc(MIN_NODES_TO_PAUSE_GC):
         pass
     assert not gc.isenabled()
     leave.set()

@@ -15,7 +15,7 @@ from xrt.formats import output
 from xrt.formats.onnx import load, save
 from xrt.formats.output import SETTLED
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.graph.constants import find_file_offset, is_mapped, release
+from xrt.graph.constants import find_file_offset, is_mapped, release_pages
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +56,7 @@ def test_an_array_mapped_by_the_caller_is_mapped_but_not_ours(tmp_path: Path) ->
     np.save(tmp_path / "w.npy", np.arange(SIZE, dtype=np.float32))
     array = np.load(tmp_path / "w.npy", mmap_mode="c")
     array[0] = 5
-    release(array)
+    release_pages(array)
     assert is_mapped(array)
     assert find_file_offset(array) is None
     assert array[0] == 5  # dropping its pages would have lost what the caller wrote
@@ -80,7 +80,7 @@ def test_released_pages_are_let_go_and_come_back(tmp_path: Path) -> None:
     a = saved(tmp_path / "m.onnx").constants["a"].array
     total = a.sum()
     before = resident(a)
-    release(a)
+    release_pages(a)
     assert before >= a.nbytes // 1024
     assert resident(a) <= before - a.nbytes // 1024 + 2 * mmap.PAGESIZE // 1024
     assert a.sum() == total

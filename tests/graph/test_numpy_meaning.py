@@ -243,21 +243,21 @@ def test_astype(like: Any) -> None:
 
 
 def test_astype_of_what_is_no_type() -> None:
-    with pytest.raises(ModelError, match="'floaty' is no element type; give an xrt DType"):
+    with pytest.raises(ModelError, match="'floaty' is no element type; pass an xrt DType"):
         trace(lambda x: x.astype("floaty"), F32)
 
 
 @pytest.mark.parametrize(
     ("use", "what"),
     [
-        (lambda x: bool(x), "its truth is asked"),
-        (lambda x: x if x > 0 else -x, "its truth is asked"),
-        (lambda x: 1 in [x], "its truth is asked"),
+        (lambda x: bool(x), "its truth value is used"),
+        (lambda x: x if x > 0 else -x, "its truth value is used"),
+        (lambda x: 1 in [x], "its truth value is used"),
         (lambda x: list(x), "it is iterated over"),
         (lambda x: float(x), "it is converted to a float"),
         (lambda x: int(x), "it is converted to an int"),
         (lambda x: [1, 2][x], "it is used as a Python integer"),
-        (lambda x: np.asarray(x), "NumPy is asked for its numbers"),
+        (lambda x: np.asarray(x), "NumPy reads its numbers"),
     ],
 )
 def test_what_needs_the_numbers_is_refused(use: Callable[..., Any], what: str) -> None:
@@ -369,16 +369,16 @@ def test_any_integer_arrays(data: st.DataObject) -> None:
         (2, r"index 2 is out of bounds for axis 0 of 'x', which is float32\[2,3\]"),
         ((0, -4), r"index -4 is out of bounds for axis 1 of 'x'"),
         ((slice(None), [0, 3]), r"index 0 to 3 is out of bounds for axis 1"),
-        ((0, 0, 0), r"'x' is float32\[2,3\] and takes 2 indices; got 3"),
+        ((0, 0, 0), r"'x' is float32\[2,3\] and has 2 axes to index; got 3 indices"),
         ((..., 0, ...), "indexed with two '...'"),
-        (True, "True and False are no indices"),
+        (True, "True and False cannot index a tensor"),
         (1.5, "cannot be indexed with float 1.5"),
         ("a", "cannot be indexed with str 'a'"),
         ([0.5], "cannot be indexed with an array of float64"),
         (slice(None, None, 0), "the step of a slice of 'x' is 0"),
         (slice(0.5), "the bounds of a slice of 'x' must be integers"),
         (([0, 1], [0, 1, 2]), r"the index arrays have shapes \(2,\), \(3,\), which do not broadcast"),
-        (np.array(True), "a mask of no axes"),
+        (np.array(True), "a mask of rank 0"),
     ],
 )
 def test_keys_that_are_refused(key: Any, message: str) -> None:

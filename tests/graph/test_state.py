@@ -58,8 +58,8 @@ def test_text_and_onnx_keep_it() -> None:
 
 
 FORM = (
-    "metadata 'xrt.state' of function 'main' is {!r}; it must be a list of pairs, like "
-    '[["input", "output"]], each with a number for the first value as a third entry where that is not 0'
+    "metadata 'xrt.state' of function 'main' is {!r}; it must be a list of pairs such as "
+    '["input", "output"], each with an optional number as third entry: the initial fill value'
 )
 
 
@@ -73,20 +73,23 @@ def test_metadata_of_another_form_is_refused(text: str) -> None:
 
 REFUSED = {
     "no input": ([State("pasts", "present")], "state 'pasts' is not an input. Did you mean 'past'?"),
-    "no output": ([State("h", "h_new")], "state 'h' is to become 'h_new', which is not an output. Did you mean 'h_next'?"),
+    "no output": ([State("h", "h_new")], "state 'h': its next value 'h_new' is not an output. Did you mean 'h_next'?"),
     "an input twice": (
         [State("h", "h_next"), State("h", "y")],
-        "'h' is in two states; a state has an input and an output of its own",
+        "'h' belongs to two states; each state needs a different input and output",
     ),
     "an output twice": (
         [State("h", "h_next"), State("x", "h_next")],
-        "'h_next' is in two states; a state has an input and an output of its own",
+        "'h_next' belongs to two states; each state needs a different input and output",
     ),
     "another type": (
         [State("h", "long")],
-        "state 'h' is float32[2], but 'long', its next value, is float32[3]; they must be of one type",
+        "state 'h' is float32[2], but its next value 'long' is float32[3]; both must have one type",
     ),
-    "no tensor": ([State("h", "list")], "state 'h' is float32[2] and becomes 'list', seq(float32[2]); a state is a tensor"),
+    "no tensor": (
+        [State("h", "list")],
+        "state 'h' is float32[2], and its next value 'list' is seq(float32[2]); both must be tensors",
+    ),
 }
 
 

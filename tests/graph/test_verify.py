@@ -127,7 +127,7 @@ BROKEN = [
     (one(node("Upsample", "x x", "y")), "Upsample is deprecated since opset 10 of ai.onnx and cannot be used at opset 20"),
     (one(node("Relu", "x x", "y")), "node 'y' (Relu): takes 1 input(s); it has 2"),
     (one(node("Concat", "", "y", axis=0)), "takes at least 1 input(s); it has 0"),
-    (one(node("Add", "x -", "y")), "input 2 (B) is left out, but the operator needs it"),
+    (one(node("Add", "x -", "y")), "input 2 (B) is omitted, but the operator requires it"),
     (one(node("Relu", "x", "y z")), "has 1 output(s); the node defines 2"),
     (one(node("Softmax", "x", "y", axes=1)), "has no attribute 'axes' at version 13. Did you mean 'axis'?"),
     (
@@ -137,15 +137,15 @@ BROKEN = [
     (one(node("Concat", "x", "y")), "needs the attribute 'axis' (int)"),
     (one(node("Not", "x", "y")), "takes no tensor(float) as input 'X' at version 1"),
     (one(node("Where", "c x c", "y")), "needs inputs 'X' and 'Y' of the same type"),
-    (one(if_node(body(1, 1), body(0, 1))), "body 'body' takes 1 input(s); the node gives it 0"),
-    (one(if_node(body(0, 2), body(0, 1))), "body 'body' gives 2 output(s); the node needs 1"),
-    (one(node("Loop", "- c x", "y", body=body(2, 2))), "body 'body' takes 2 input(s); the node gives it 3"),
+    (one(if_node(body(1, 1), body(0, 1))), "body 'body' has 1 input(s); the node passes 0"),
+    (one(if_node(body(0, 2), body(0, 1))), "body 'body' has 2 output(s); the node needs 1"),
+    (one(node("Loop", "- c x", "y", body=body(2, 2))), "body 'body' has 2 input(s); the node passes 3"),
     (
         one(if_node(body(0, 1), body(0, 1, nodes=(node("Relu", "x x", "r0"),)))),
         "in body 'body' of node 'y': node 'r0' (Relu): takes 1 input(s); it has 2",
     ),
     (relu(metadata={"xrt.state": '[["X", "y"]]'}), "state 'X' is not an input"),
-    (one(Node("Relu", ("x",), ("y",), device="gpu0")), "device 'gpu0' is none; it is 'cpu', 'cuda'"),
+    (one(Node("Relu", ("x",), ("y",), device="gpu0")), "device 'gpu0' is unknown; a device is 'cpu', 'cuda'"),
 ]
 
 
@@ -191,19 +191,19 @@ INCONSISTENT = {
     ),
     "branches": (
         one(if_node(THEN, OTHER), inputs=(Value("A", F32), Value("B", I64), Value("c", BOOL))),
-        "node 'y' (If): the branches must give one type as output 1; 'a' is float32[2] and 'b' is int64[2]",
+        "node 'y' (If): output 1 of both branches must have one type; 'a' is float32[2] and 'b' is int64[2]",
     ),
     "a sequence and a tensor": (
         one(if_node(THEN, typed_body((), Value("Q"))), inputs=(Value("A", F32), Value("c", BOOL), Value("Q", SequenceType(F32)))),
-        "node 'y' (If): the branches must give one type as output 1; 'a' is float32[2] and 'Q' is seq(float32[2])",
+        "node 'y' (If): output 1 of both branches must have one type; 'a' is float32[2] and 'Q' is seq(float32[2])",
     ),
     "what a loop carries": (
         carrying("Loop"),
-        "node 'y' (Loop): what body 'body' carries must keep its type; 'x' is float32[2] and 'after' is int64[2]",
+        "node 'y' (Loop): a carried value of body 'body' must keep its type; 'x' is float32[2] and 'after' is int64[2]",
     ),
     "what a scan carries": (
         carrying("Scan", num_scan_inputs=0),
-        "node 'y' (Scan): what body 'body' carries must keep its type; 'x' is float32[2] and 'after' is int64[2]",
+        "node 'y' (Scan): a carried value of body 'body' must keep its type; 'x' is float32[2] and 'after' is int64[2]",
     ),
     "an alias": (
         one(node("Shape", "x", "y"), outputs=(Value("y", I64),), aliases=(("x", "y"),)),

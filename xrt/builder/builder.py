@@ -31,48 +31,57 @@ def finalize(builder: Builder) -> Function:
     computed = {name for node in builder.nodes for name in node.outputs}
     renames: dict[str, str] = {}
     outputs: list[Value] = []
-    aliases: dict[str, str] = {}
-    # The outputs with their requested names, then the updated values with the names of their inputs.
-    updates = [(tensor, None, target) for target, tensor in builder.updates.items()]
-    for tensor, requested, target in [*((tensor, requested, None) for tensor, requested in builder.outputs), *updates]:
-        name = requested if requested is not None else renames.get(tensor.name, tensor.name)
-        if requested is not None and requested != tensor.name:
-            if not requested or requested in builder.names:
-                problem = f"an output is to be named {requested!r}, which another value of the graph is"
-                raise ModelError(f"{problem}; choose another name")
-            builder.names.reserve(requested)
-        if target in builder.states and any(value.name == name for value in outputs):
-            # A session returns one value and stores the other, so they must not share a buffer.
-            name = _copy_output(builder, tensor, None)
-        elif _can_be_output(builder, tensor, name, computed, renames):
+    for tensor, requested_name in builder.outputs:
+        name = requested_name if requested_name is not None else renames.get(tensor.name, tensor.name)
+        if name != tensor.name and requested_name is not None:
+            if not name or name in builder.names:
+                raise ModelError(
+                    f"an output cannot be named {name!r}, the name of another value of the graph; choose another name"
+                )
+            builder.names.reserve(name)
+        if _can_be_output(builder, tensor, name, computed, renames):
             renames[tensor.name] = name
         else:
-            name = _copy_output(builder, tensor, requested)
-        if target is not None:
-            aliases[target] = name
-        # An updated value that is an output already is not listed twice.
-        if target is None or all(value.name != name for value in outputs):
+            name = _copy_output(builder, tensor, requested_name)
+        outputs.append(Value(name, tensor.type))
+    # The next value of an updated input is an output too. It is added unless it is an output already.
+    aliases: dict[str, str] = {}
+    for target, tensor in builder.updates.items():
+        name = renames.get(tensor.name, tensor.name)
+        is_output = any(value.name == name for value in outputs)
+        # A session returns an output and stores the next value of a state, so the two must not share a buffer.
+        must_copy = target in builder.states and is_output
+        if must_copy or not _can_be_output(builder, tensor, name, computed, renames):
+            name = _copy_output(builder, tensor, None)
+            is_output = False
+        else:
+            renames[tensor.name] = name
+        aliases[target] = name
+        if not is_output:
             outputs.append(Value(name, tensor.type))
-    function = _make_function(builder, tuple(outputs), {a: b for a, b in renames.items() if a != b})
-    return _with_updates(builder, function, aliases)
+    function = _make_function(builder, tuple(outputs), {old: new for old, new in renames.items() if old != new})
+    return _declare_updates(builder, function, aliases)
 
 
-def _with_updates(builder: Builder, function: Function, aliases: Mapping[str, str]) -> Function:
+def _declare_updates(builder: Builder, function: Function, aliases: Mapping[str, str]) -> Function:
     """Declare the aliases and states of a Function; raises ModelError for a state that is never updated."""
-    if idle := [name for name in builder.states if name not in aliases]:
-        raise ModelError(f"state {idle[0]!r} of graph {builder.name!r} gets no next value; call self.update({idle[0]}, value)")
-    updated = function.replace(aliases=tuple((a, b) for a, b in aliases.items() if a not in builder.states))
+    for name in builder.states:
+        if name not in aliases:
+            raise ModelError(f"state {name!r} of graph {builder.name!r} has no next value; call self.update({name}, value)")
+    if not aliases:
+        return function
+    updated = function.replace(aliases=tuple((name, value) for name, value in aliases.items() if name not in builder.states))
     if not builder.states:
-        return updated if aliases else function
+        return updated
     return declare_states(updated, (State(name, aliases[name], fill) for name, fill in builder.states.items()))
 
 
 def _can_be_output(builder: Builder, tensor: Tensor, name: str, computed: set[str], renames: Mapping[str, str]) -> bool:
-    """Whether the value can be the output ``name`` without an Identity node.
+    """Whether a value can be the output ``name`` without an Identity node.
 
-    ONNX runtimes expect each output of a body to be computed inside the body, and only once.
+    ONNX runtimes expect that each output of a body is computed inside the body, and listed only once.
     """
-    # The value is an output already: a second output of the same name needs no copy, except in a body.
+    # The value is an output already: listing it again under the same name needs no copy, except in a body.
     if tensor.name in renames:
         return builder.outer is None and renames[tensor.name] == name
     if tensor.builder is builder and tensor.name in computed:
@@ -80,8 +89,8 @@ def _can_be_output(builder: Builder, tensor: Tensor, name: str, computed: set[st
     return builder.outer is None and tensor.name == name
 
 
-def _copy_output(builder: Builder, tensor: Tensor, requested: str | None) -> str:
-    name = requested if requested is not None else builder.names.take(f"{tensor.name}_copy")
+def _copy_output(builder: Builder, tensor: Tensor, requested_name: str | None) -> str:
+    name = requested_name if requested_name is not None else builder.names.take(f"{tensor.name}_copy")
     builder.record(Node("Identity", (tensor.name,), (name,), name=name), [tensor.type])
     return name
 
@@ -117,26 +126,29 @@ def _align_opsets(body: Function, opsets: Mapping[str, int]) -> Function:
 def prepare_body(builder: Builder, title: str, function: Function, count: int) -> Function:
     """Prepare a Function to be the body of an operator that passes ``count`` inputs; ``title`` describes it in errors.
 
-    Values it captures must be visible; values it defines are renamed if the graph already uses their names.
+    Values that the Function captures must be visible in the graph. Values that it defines are renamed if the graph already uses
+    their names.
     """
     if len(function.inputs) != count:
-        raise ModelError(f"{title} is function {function.name!r} of {len(function.inputs)} inputs; the operator gives it {count}")
+        raise ModelError(f"{title} is function {function.name!r} with {len(function.inputs)} inputs; the operator passes {count}")
     _check_opsets(builder, function)
     visible = {name for outer in builder.lineage() for name in outer.list_values()}
     for name in function.captures:
         if name not in visible:
             raise ModelError(f"{title} reads {name!r}, which neither it nor the graph defines.{did_you_mean(name, visible)}")
-    # ONNX scopes overlap: a name defined in a body must not occur in the graph around it.
-    values = {n: builder.names.take(n) for n in list_definitions(function)}
-    return rename_function(function, {a: b for a, b in values.items() if a != b}, {}).replace(opsets=dict(builder.opsets))
+    # ONNX forbids that a body defines a name that the graph around it uses.
+    new_names = {name: builder.names.take(name) for name in list_definitions(function)}
+    changed_names = {old: new for old, new in new_names.items() if old != new}
+    return rename_function(function, changed_names, {}).replace(opsets=dict(builder.opsets))
 
 
 def record_function(
     builder: Builder, function: Function, inputs: Sequence[Tensor], outer: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Record the nodes of a Function with ``inputs`` as its inputs; return all its values by name.
+    """Record the nodes of a Function with other inputs; return all values of the Function by name.
 
-    The names of the recorded nodes start with the name of the Function. ``outer`` maps values that it captures to tensors.
+    The names of the recorded nodes start with the name of the Function. ``outer`` maps the values that the Function captures to
+    tensors.
     """
     tensors = {name: outer[name] for name in function.captures}
     tensors.update((name, builder.constant(constant)) for name, constant in function.constants.items())
@@ -144,7 +156,7 @@ def record_function(
     values = {name: tensor.name for name, tensor in tensors.items()}
     with builder.scope(function.name):
         values.update((name, builder.fresh(name)) for name in list_definitions(function) if name not in values)
-        # A node named after its output keeps that: use the output's new name.
+        # A node that has the name of its output gets the output's new name.
         nodes = {node.name: values.get(node.name) or builder.fresh(node.name) for node in function.nodes}
     for node in function.nodes:
         types = [function.get_type(name) if name else None for name in node.outputs]
@@ -168,7 +180,7 @@ DEFAULT_OPSET = min(26, latest_version())
 From 27 on, common operators (Cast, Range, Mod) have versions for which no released engine has a kernel.
 """
 MAX_SHARED_ELEMENTS = 64
-"""Equal constants of up to this many elements are shared. Comparing larger ones, which hashes them, would take too long."""
+"""Equal constants of up to this many elements are shared. Finding equal larger constants would take too long: it hashes them."""
 
 
 class Builder:
@@ -181,8 +193,8 @@ class Builder:
     >>> b.function().outputs[0].name
     'y'
 
-    ``opsets`` is the ai.onnx version, or a mapping from domains to versions. ``inference`` infers output types; without it
-    only element types are known.
+    ``opsets`` is the ai.onnx version, or a mapping from domains to versions. ``inference`` infers output types; without it,
+    only the element types of outputs are known.
     """
 
     def __init__(
@@ -234,7 +246,7 @@ class Builder:
         """Import a domain; raises ModelError if it is already imported at another version."""
         if self.opsets.setdefault(domain, version) != version:
             conflict = f"the graph imports {format_domain(domain)} at version {self.opsets[domain]}"
-            raise ModelError(f"{conflict}; version {version} was asked")
+            raise ModelError(f"{conflict}; version {version} was requested")
 
     def new_node(
         self,
@@ -247,7 +259,7 @@ class Builder:
         name: str | None = None,
         labels: Sequence[str] = (),
     ) -> Node:
-        """Create a node of ``count`` outputs: ``name`` is for the node and output 0, ``labels`` are suffixes for the others."""
+        """Create a node with ``count`` outputs. ``name`` is for node and output 0; ``labels`` are suffixes for other outputs."""
         first = self._reserve_explicit(name) if name is not None else self.names.take_numbered(self._prefix + op_type.lower())
         outputs = (first, *(self.names.take(f"{first}_{label}") for label in labels[1:count]))
         input_names = tuple("" if symbol is None else symbol.name for symbol in inputs)
@@ -264,14 +276,14 @@ class Builder:
     def _reserve_explicit(self, name: str) -> str:
         full_name = self._prefix + name
         if not name or full_name in self.names:
-            fault = "an empty name" if not name else f"the name {full_name!r}, which another value of the graph has"
-            raise ModelError(f"{fault}, was given; choose another, or use scope(...) to prefix the names of a part of the graph")
+            problem = "a name is empty" if not name else f"another value of the graph has the name {full_name!r}"
+            raise ModelError(f"{problem}; choose another name, or use scope(...) to prefix the names of a part of the graph")
         return self.names.reserve(full_name)
 
     def record(self, node: Node, types: Sequence[Type | None]) -> tuple[Tensor, ...]:
         """Append a node and return its outputs; raises ModelError if the graph is already finalized."""
         if self._function is not None:
-            raise ModelError(f"the graph {self.name!r} has been made into a Function; nothing can be added to it")
+            raise ModelError(f"the graph {self.name!r} is already a Function; no node can be added")
         self.nodes.append(node)
         self.types.update({name: t for name, t in zip(node.outputs, types, strict=True) if t is not None})
         return tuple(Tensor(self, name, t) for name, t in zip(node.outputs, types, strict=True))
@@ -333,9 +345,10 @@ class Builder:
         if not isinstance(item, Symbol):
             return self.constant(item)
         if not any(item.builder is builder for builder in self.lineage()):
-            where = "a body that has ended, or another graph" if item.builder.names is self.names else "another graph"
-            problem = f"value {item.name!r} belongs to {where} ({item.builder.name!r})"
-            raise ModelError(f"{problem} and cannot be used in {self.name!r}")
+            owner = "a body that has ended, or another graph" if item.builder.names is self.names else "another graph"
+            raise ModelError(
+                f"value {item.name!r} belongs to {owner} ({item.builder.name!r}) and cannot be used in {self.name!r}"
+            )
         return item  # type: ignore[return-value]  # builders create only Tensors
 
     def find_constant(self, symbol: Symbol) -> Constant | None:
@@ -371,7 +384,7 @@ class Builder:
             raise ModelError(f"an input can be updated only in the graph itself, not in the body {self.name!r}")
         if all(target is not symbol for symbol in self.inputs):
             names = ", ".join(symbol.name for symbol in self.inputs)
-            raise ModelError(f"only an input can be updated; {target!r} is none (the inputs are: {names or 'none'})")
+            raise ModelError(f"only an input can be updated; {target!r} is not an input (the inputs are: {names or 'none'})")
         if target.name in self.updates:
             raise ModelError(f"input {target.name!r} is updated twice; a buffer can hold one value after a call")
         new_value = self.symbol(value)
@@ -427,7 +440,7 @@ class Builder:
     def body(
         self, title: str, body: Callable[..., Any] | Function, inputs: Sequence[tuple[str, Type | None]]
     ) -> tuple[Function, bool]:
-        """Trace a callable, or prepare_body a Function, as a body; also return whether its result is one tensor and not a tuple.
+        """Trace a callable, or prepare a Function, as a body; also return whether its result is one tensor instead of a tuple.
 
         ``inputs`` has the default name and the type of each input of the body; ``title`` describes the body in errors.
         """
@@ -438,7 +451,8 @@ class Builder:
         hints = _name_parameters(title, body, inputs)
         child = Builder(title, inference=self.inference, outer=self)
         with child:
-            result = body(*(child._input(self.names.take(h), t) for h, (_, t) in zip(hints, inputs, strict=True)))
+            parameters = zip(hints, inputs, strict=True)
+            result = body(*(child._input(self.names.take(hint), type_) for hint, (_, type_) in parameters))
             is_single = not isinstance(result, tuple | list)
             for value in (result,) if is_single else result:
                 child.output(value)

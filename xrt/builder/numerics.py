@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
 
 
-# Earlier ONNX operators broadcast and take axes differently; these forms are not implemented.
 MINIMUM_OPSET = 13
-
+"""The operators of earlier opsets broadcast and pass axes differently, which is not implemented."""
 Rule = Callable[["Tensor", "Tensor", DType], "Tensor"]
 
 
@@ -57,7 +56,7 @@ def _check_opset(symbol: str) -> None:
 
 
 def _cast_to_common(symbol: str, ufunc: np.ufunc, left: Operand, right: Operand) -> tuple[Tensor, Tensor, DType]:
-    """Cast the operands to the types in which NumPy computes; return both, and the type of the left one."""
+    """Cast the operands to the types in which NumPy computes; return both tensors and the type of the left one."""
     first, second = _find_operand_types(symbol, ufunc, left, right)
     # NumPy compares a number out of range exactly: uint8 < 300 is true, not an overflow.
     if symbol in _COMPARISONS and (_is_too_large(left, first) or _is_too_large(right, second)):
@@ -93,28 +92,30 @@ def _find_operand_types(symbol: str, ufunc: np.ufunc, left: Operand, right: Oper
 
 
 def _get_resolvable(value: Operand, other: Operand) -> Any:
-    """The operand as an argument of `ufunc.resolve_dtypes`: a dtype, or the Python type of a weak number.
+    """Convert an operand to an argument of `ufunc.resolve_dtypes`: a dtype, or the Python type of a number.
 
-    A number that the other operand's type can represent gets that type here, since ``ml_dtypes`` types do not support weak
-    numbers.
+    A number that the type of the other operand can represent gets that type, because types of ``ml_dtypes`` do not support
+    Python numbers.
     """
     if is_strong(value):
-        return _dtype(value).numpy
-    if isinstance(value, list | tuple | str):
-        return np.asarray(value).dtype if not isinstance(value, str) else DType.STRING.numpy
-    other_dtype = _dtype(other)
+        return _get_dtype(value).numpy
+    if isinstance(value, str):
+        return DType.STRING.numpy
+    if isinstance(value, list | tuple):
+        return np.asarray(value).dtype
     if isinstance(value, bool):
         return np.dtype(bool)
-    is_compatible = other_dtype.is_float if isinstance(value, float) else other_dtype.is_float or other_dtype.is_integer
-    return other_dtype.numpy if is_compatible and not isinstance(value, complex) else type(value)
+    other_dtype = _get_dtype(other)
+    adopts_other = other_dtype.is_float if isinstance(value, float) else other_dtype.is_float or other_dtype.is_integer
+    return other_dtype.numpy if adopts_other and not isinstance(value, complex) else type(value)
 
 
-def _dtype(value: Any) -> DType:
-    return value.dtype if not isinstance(value, np.ndarray | np.generic) else DType.from_array(np.asarray(value))
+def _get_dtype(value: Any) -> DType:
+    return DType.from_array(np.asarray(value)) if isinstance(value, np.ndarray | np.generic) else value.dtype
 
 
 def _describe(value: Operand) -> str:
-    return str(_dtype(value)) if is_strong(value) else repr(value)
+    return str(_get_dtype(value)) if is_strong(value) else repr(value)
 
 
 def _convert(value: Operand, dtype: DType) -> Tensor:
@@ -122,7 +123,7 @@ def _convert(value: Operand, dtype: DType) -> Tensor:
     builder = get_builder("a constant")
     if is_weak(value):
         return builder.symbol(make_weak_array(value, dtype))
-    if isinstance(value, np.ndarray | np.generic) and _dtype(value) is not dtype:
+    if isinstance(value, np.ndarray | np.generic) and _get_dtype(value) is not dtype:
         value = np.asarray(value).astype(dtype.numpy)
     return cast(builder.symbol(value), dtype)
 
@@ -130,7 +131,7 @@ def _convert(value: Operand, dtype: DType) -> Tensor:
 # ---------------------------------------------------------------------- arithmetic
 
 
-def _plain(op_type: str, for_bool: str | None = None) -> Rule:
+def _make_rule(op_type: str, for_bool: str | None = None) -> Rule:
     """Make the rule that applies ``op_type``, or ``for_bool`` if the operands are booleans."""
 
     def rule(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
@@ -139,7 +140,7 @@ def _plain(op_type: str, for_bool: str | None = None) -> Rule:
     return rule
 
 
-def _zero(like: Tensor) -> Tensor:
+def _make_zero(like: Tensor) -> Tensor:
     return get_builder("a constant").symbol(make_weak_array(0, like.dtype))
 
 
@@ -153,43 +154,43 @@ def _floor_divide(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
     quotient = emit("Div", a, b)
     if _is_unsigned(dtype):
         return quotient
-    # ONNX truncates: subtract one where that rounded up. No step can overflow.
+    # ONNX truncates: subtract 1 from the quotients that truncation rounded up. No step can overflow.
     return emit("Sub", quotient, cast(_was_rounded_up(emit("Mul", quotient, b), a, b), dtype))
 
 
 def _was_rounded_up(product: Tensor, dividend: Tensor, divisor: Tensor) -> Tensor:
-    """Whether a truncated quotient is above the exact one; ``product`` is the truncated quotient times the divisor."""
-    # With a constant divisor of one sign, one comparison is enough.
+    """Whether a truncated quotient is above the exact quotient; ``product`` is the truncated quotient times the divisor."""
+    # If a constant divisor has only one sign, one comparison is enough.
     constant = get_builder("//").find_constant(divisor)
     if constant is not None and bool((constant.array > 0).all()):
         return emit("Greater", product, dividend)
     if constant is not None and bool((constant.array < 0).all()):
         return emit("Less", product, dividend)
-    above = emit("And", emit("Greater", divisor, _zero(divisor)), emit("Greater", product, dividend))
-    below = emit("And", emit("Less", divisor, _zero(divisor)), emit("Less", product, dividend))
+    above = emit("And", emit("Greater", divisor, _make_zero(divisor)), emit("Greater", product, dividend))
+    below = emit("And", emit("Less", divisor, _make_zero(divisor)), emit("Less", product, dividend))
     return emit("Or", above, below)
 
 
 def _float_floor_divide(a: Tensor, b: Tensor) -> Tensor:
-    """Floor the exact quotient like Python, not the rounded one: ``1.0 // 0.1`` is 9."""
+    """Floor the exact quotient, as Python does, and not the rounded quotient: ``1.0 // 0.1`` is 9."""
     remainder = emit("Mod", a, b, fmod=1)
     quotient = emit("Div", emit("Sub", a, remainder), b)
     floor = emit("Sub", quotient, cast(_signs_differ(remainder, b), a.dtype))
     # Division by zero gives inf or nan. Round removes the rounding error of the division.
-    return emit("Where", emit("Equal", b, _zero(b)), emit("Div", a, b), emit("Round", floor))
+    return emit("Where", emit("Equal", b, _make_zero(b)), emit("Div", a, b), emit("Round", floor))
 
 
 def _signs_differ(remainder: Tensor, divisor: Tensor) -> Tensor:
     """Whether the remainder is nonzero and its sign differs from the divisor's."""
-    opposite = emit("Xor", emit("Less", remainder, _zero(remainder)), emit("Less", divisor, _zero(divisor)))
-    return emit("And", opposite, emit("Not", emit("Equal", remainder, _zero(remainder))))
+    opposite = emit("Xor", emit("Less", remainder, _make_zero(remainder)), emit("Less", divisor, _make_zero(divisor)))
+    return emit("And", opposite, emit("Not", emit("Equal", remainder, _make_zero(remainder))))
 
 
 def _remainder(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
     if not dtype.is_float:
         return emit("Mod", a, b)
     remainder = emit("Mod", a, b, fmod=1)
-    # fmod has the sign of the dividend, Python's % that of the divisor.
+    # The result of fmod has the sign of the dividend; the result of Python's % has the sign of the divisor.
     return emit("Where", _signs_differ(remainder, b), emit("Add", remainder, b), remainder)
 
 
@@ -200,7 +201,7 @@ def _power(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
     return emit("Pow", a, b)
 
 
-def _compare(op_type: str) -> Rule:
+def _make_comparison(op_type: str) -> Rule:
     """Make the rule of <, <=, > or >=. Booleans are compared as uint8, because ONNX does not order them."""
 
     def rule(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
@@ -218,38 +219,39 @@ _UNSIGNED = {DType.INT8: DType.UINT8, DType.INT16: DType.UINT16, DType.INT32: DT
 
 
 def _shift_left(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
-    bits = _UNSIGNED.get(dtype, dtype)  # ONNX shifts only unsigned integers; the cast preserves the bits
-    return cast(emit("BitShift", cast(a, bits), cast(b, bits), direction="LEFT"), dtype)
+    unsigned = _UNSIGNED.get(dtype, dtype)  # ONNX shifts only unsigned integers; the cast preserves the bits
+    return cast(emit("BitShift", cast(a, unsigned), cast(b, unsigned), direction="LEFT"), dtype)
 
 
 def _shift_right(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
     if dtype not in _UNSIGNED:
         return emit("BitShift", a, b, direction="RIGHT")
-    bits = _UNSIGNED[dtype]
-    negative = emit("Less", a, _zero(a))  # arithmetic shift: -1 >> n is -1, so shift the complement
-    positive = emit("Where", negative, emit("BitwiseNot", a), a)
-    shifted = cast(emit("BitShift", cast(positive, bits), cast(b, bits), direction="RIGHT"), dtype)
-    return emit("Where", negative, emit("BitwiseNot", shifted), shifted)
+    unsigned = _UNSIGNED[dtype]
+    # An arithmetic shift, for which -1 >> n is -1: shift the complement of negative numbers.
+    is_negative = emit("Less", a, _make_zero(a))
+    nonnegative = emit("Where", is_negative, emit("BitwiseNot", a), a)
+    shifted = cast(emit("BitShift", cast(nonnegative, unsigned), cast(b, unsigned), direction="RIGHT"), dtype)
+    return emit("Where", is_negative, emit("BitwiseNot", shifted), shifted)
 
 
 _BINARY: dict[str, tuple[np.ufunc, Rule]] = {
-    "+": (np.add, _plain("Add", for_bool="Or")),
-    "-": (np.subtract, _plain("Sub")),
-    "*": (np.multiply, _plain("Mul", for_bool="And")),
-    "/": (np.true_divide, _plain("Div")),
+    "+": (np.add, _make_rule("Add", for_bool="Or")),
+    "-": (np.subtract, _make_rule("Sub")),
+    "*": (np.multiply, _make_rule("Mul", for_bool="And")),
+    "/": (np.true_divide, _make_rule("Div")),
     "//": (np.floor_divide, _floor_divide),
     "%": (np.remainder, _remainder),
     "**": (np.power, _power),
-    "@": (np.matmul, _plain("MatMul")),
-    "==": (np.equal, _plain("Equal")),
+    "@": (np.matmul, _make_rule("MatMul")),
+    "==": (np.equal, _make_rule("Equal")),
     "!=": (np.not_equal, lambda a, b, dtype: emit("Not", emit("Equal", a, b))),
-    "<": (np.less, _compare("Less")),
-    "<=": (np.less_equal, _compare("LessOrEqual")),
-    ">": (np.greater, _compare("Greater")),
-    ">=": (np.greater_equal, _compare("GreaterOrEqual")),
-    "&": (np.bitwise_and, _plain("BitwiseAnd", for_bool="And")),
-    "|": (np.bitwise_or, _plain("BitwiseOr", for_bool="Or")),
-    "^": (np.bitwise_xor, _plain("BitwiseXor", for_bool="Xor")),
+    "<": (np.less, _make_comparison("Less")),
+    "<=": (np.less_equal, _make_comparison("LessOrEqual")),
+    ">": (np.greater, _make_comparison("Greater")),
+    ">=": (np.greater_equal, _make_comparison("GreaterOrEqual")),
+    "&": (np.bitwise_and, _make_rule("BitwiseAnd", for_bool="And")),
+    "|": (np.bitwise_or, _make_rule("BitwiseOr", for_bool="Or")),
+    "^": (np.bitwise_xor, _make_rule("BitwiseXor", for_bool="Xor")),
     "<<": (np.left_shift, _shift_left),
     ">>": (np.right_shift, _shift_right),
 }
@@ -264,7 +266,7 @@ def negative(x: Tensor) -> Tensor:
     if x.dtype is DType.BOOL:
         raise ModelError("NumPy has no - of bool; use ~x")
     # ONNX has no Neg of unsigned integers; NumPy wraps around.
-    return emit("Sub", _zero(x), x) if _is_unsigned(x.dtype) else emit("Neg", x)
+    return emit("Sub", _make_zero(x), x) if _is_unsigned(x.dtype) else emit("Neg", x)
 
 
 def absolute(x: Tensor) -> Tensor:

@@ -45,11 +45,11 @@ recording: ContextVar[Builder | None] = ContextVar("recording", default=None)
 
 
 def get_builder(operation: str) -> Builder:
-    """Return the active builder. Without one, raise ModelError, which says that ``operation`` needs it."""
+    """Return the active builder. If no graph is being traced, raise ModelError, which says that ``operation`` needs one."""
     builder = recording.get()
     if builder is None:
         raise ModelError(
-            f"{operation} builds a graph, and none is being traced here; call it inside xrt.Graph.build (or `with Builder():`), "
+            f"{operation} builds a graph, but no graph is being traced; call it inside xrt.Graph.build (or `with Builder():`), "
             f"and run the graph with xrt.XRTModule"
         )
     return builder
@@ -125,7 +125,7 @@ def infer_operand_dtype(dtype: DTypeLike) -> DType:
     try:
         return DType.from_array(np.empty(0, np.dtype(dtype)))
     except TypeError:
-        raise ModelError(f"{dtype!r} is no element type; give an xrt DType, a NumPy dtype, or a name such as 'float32'") from None
+        raise ModelError(f"{dtype!r} is no element type; pass an xrt DType, a NumPy dtype, or a name such as 'float32'") from None
 
 
 _TEXTS = frozenset(d.text for d in DType)
@@ -134,22 +134,22 @@ _TEXTS = frozenset(d.text for d in DType)
 def choose_natural_dtype(*values: Any) -> DType:
     """Choose the element type of Python numbers, strings and lists if no operand has a fixed type.
 
-    String, or the first of bool, int64, float32 and complex64 that can represent all values. (ONNX prefers float32 where NumPy
-    uses float64.)
+    This is STRING, or the first of bool, int64, float32 and complex64 that can represent all values: ONNX prefers float32 to
+    NumPy's float64.
     """
     arrays = [_make_array(value) for value in values]
     # An empty list is most often a list of axes or sizes; NumPy would make it float64.
     kinds = ["i" if array.size == 0 else array.dtype.kind for array in arrays]
-    if any(kind not in _ORDER for kind in kinds):
+    if any(kind not in _KIND_RANKS for kind in kinds):
         return DType.STRING
-    return (DType.BOOL, DType.INT64, DType.FLOAT32, DType.COMPLEX64)[max(_ORDER[kind] for kind in kinds)]
+    return (DType.BOOL, DType.INT64, DType.FLOAT32, DType.COMPLEX64)[max(_KIND_RANKS[kind] for kind in kinds)]
 
 
 def choose_weak_dtype(formal: FormalParameter, bound: Mapping[str, str], values: Sequence[Any]) -> DType:
     """Choose the element type of Python numbers, strings and lists passed as inputs that must share one type.
 
-    In order of preference: the type bound by other inputs, the natural type if the operator allows it, and the first allowed
-    type that can represent the values.
+    In order of preference: the type of other inputs with the same type variable (``bound``), the natural type if the operator
+    allows it, and the first allowed type that can represent the values.
     """
     bound_type = parse_onnx_type(bound[formal.variable]) if formal.variable in bound else None
     if isinstance(bound_type, TensorType):
@@ -159,31 +159,38 @@ def choose_weak_dtype(formal: FormalParameter, bound: Mapping[str, str], values:
     if natural_type in allowed or not allowed:
         return natural_type
     candidates = [d for d in (DType.INT64, DType.INT32, DType.FLOAT32, DType.FLOAT64, *allowed) if d in allowed]
-    return next((d for d in candidates if all(_fits(_make_array(value), d) for value in values)), candidates[0])
+    for candidate in candidates:
+        if all(_can_represent(candidate, _make_array(value)) for value in values):
+            return candidate
+    return candidates[0]
 
 
-_ORDER = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}  # NumPy kinds; a type can represent the values of lower ones
+_KIND_RANKS = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
+"""NumPy's kinds of types in order: a type can represent values of its own and of lower kinds."""
 
 
-def _fits(array: np.ndarray[Any, Any], dtype: DType) -> bool:
-    """Whether the type can represent values of this kind; an integer type cannot represent floats. Ranges are ignored."""
-    if dtype is DType.STRING or array.dtype.kind not in _ORDER:
+def _can_represent(dtype: DType, array: np.ndarray[Any, Any]) -> bool:
+    """Whether the type can represent values of the array's kind, regardless of their range: integers cannot represent floats."""
+    if dtype is DType.STRING or array.dtype.kind not in _KIND_RANKS:
         return dtype is DType.STRING and array.dtype.kind == "U"
-    kind = "i" if dtype.is_integer else "f" if dtype.is_float else dtype.numpy.kind
-    return array.size == 0 or _ORDER[array.dtype.kind] <= _ORDER[kind]
+    if dtype.is_integer or dtype.is_float:
+        kind = "i" if dtype.is_integer else "f"  # NumPy's kind of bfloat16 and of narrow types is "V"
+    else:
+        kind = dtype.numpy.kind
+    return array.size == 0 or _KIND_RANKS[array.dtype.kind] <= _KIND_RANKS[kind]
 
 
 def make_weak_array(value: Any, dtype: DType) -> np.ndarray[Any, Any]:
     """Convert a weak value (see `is_weak`) to an array; raises ModelError if the type cannot represent it."""
     array = _make_array(value)
-    if not _fits(array, dtype):
-        raise ModelError(f"{value!r} cannot be a constant of {dtype}; convert the tensor that it meets with .astype(...)")
+    if not _can_represent(dtype, array):
+        raise ModelError(f"{value!r} cannot be a constant of {dtype}; convert the other tensor with .astype(...)")
     if dtype is DType.STRING:
         return array.astype(object)
     converted = array.astype(dtype.numpy)
     # Compare as Python integers, which do not wrap around.
     if dtype.is_integer and array.size and not bool((converted.astype(object) == array.astype(object)).all()):
-        raise ModelError(f"{value!r} is out of the range of {dtype}; convert the tensor that it meets with .astype(...)")
+        raise ModelError(f"{value!r} is out of the range of {dtype}; convert the other tensor with .astype(...)")
     return converted
 
 
@@ -191,8 +198,7 @@ def _make_array(value: Any) -> np.ndarray[Any, Any]:
     """Convert a Python number, string or list to an array; raises ModelError for ragged lists and lists of tensors."""
     if isinstance(value, list | tuple) and any(isinstance(item, Symbol) for item in value):
         raise ModelError(
-            "a list that holds tensors of the graph is not an operand; pass the tensors one by one, as in "
-            "xrt.ops.Concat(a, b, axis=0)"
+            "a list of tensors of the graph is not an operand; pass the tensors one by one, such as xrt.ops.Concat(a, b, axis=0)"
         )
     try:
         return np.asarray(value)
@@ -214,10 +220,10 @@ def apply(
     outputs: int | None = None,
     name: str | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
-    """Record a node and return its outputs: a tensor, or a tuple if there are several or ``outputs`` is passed.
+    """Record a node and return its outputs: a tensor, or a tuple if there are several outputs or ``outputs`` is passed.
 
-    ``attributes`` may also contain inputs by their formal names. Raises ModelError that states the operator, the expected and
-    the actual arguments.
+    ``attributes`` may also contain inputs, by their names in the schema. Raises ModelError if the arguments do not match the
+    schema.
     """
     title = f"xrt.ops.{f'{domain}.' if domain else ''}{op_type}"
     builder = get_builder(title)
@@ -247,14 +253,16 @@ def _apply(
     bodies = CONTROL_FLOW[operator.name](builder, symbols, attributes) if operator.name in CONTROL_FLOW else None
     node_attributes = _make_attributes(operator, {**attributes, **bodies.functions} if bodies else attributes)
     count = _count_outputs(operator, bodies, symbols, attributes, outputs, builder)
-    # Names of outputs after the first end in their formal names, as in ``dropout_1_mask``, or in numbers.
-    formals = map(operator.formal_output, range(count))
-    labels = tuple(str(index) if f.is_variadic else f.name.lower() for index, f in enumerate(formals, 1))
+    # Names of outputs after the first end in a name of the schema, such as ``dropout_1_mask``, or in a number.
+    labels = []
+    for index in range(count):
+        formal = operator.formal_output(index)
+        labels.append(str(index + 1) if formal.is_variadic else formal.name.lower())
     node = builder.new_node(operator.name, symbols, count, node_attributes, domain=operator.domain, name=name, labels=labels)
     types = bodies.outputs if bodies else _infer_types(builder, operator, node, symbols, bound)
     results = builder.record(node, types)
-    single = bodies.is_single if bodies else operator.max_outputs is not None and count == 1
-    return results[0] if single and outputs is None else results
+    is_single = bodies.is_single if bodies else operator.max_outputs is not None and count == 1
+    return results[0] if is_single and outputs is None else results
 
 
 # ---------------------------------------------------------------------- inputs
@@ -263,21 +271,21 @@ def _apply(
 def _place_inputs(
     operator: Operator, inputs: Sequence[Operand | None], attributes: Mapping[str, Any]
 ) -> tuple[list[Operand | None], dict[str, Any]]:
-    """Insert the inputs passed by name at their indices; return all inputs, and the remaining keywords as attributes."""
-    operands, rest = list(inputs), dict(attributes)
+    """Insert the inputs that are passed by name at their indices; return all inputs and the remaining attributes."""
+    operands, remaining = list(inputs), dict(attributes)
     for index, formal in enumerate(operator.inputs):
-        if formal.name not in rest:
+        if formal.name not in remaining:
             continue
         if index < len(operands):
-            raise ModelError(f"input {formal.name!r} is given twice: in place {index + 1} and by name")
+            raise ModelError(f"input {formal.name!r} is passed twice: as input {index + 1} and by name")
         if formal.is_variadic:
-            raise ModelError(f"input {formal.name!r} stands for any number of tensors; give them in their places, not by name")
+            raise ModelError(f"input {formal.name!r} is any number of tensors; pass them by position, not by name")
         operands.extend([None] * (index - len(operands)))
-        operands.append(rest.pop(formal.name))
+        operands.append(remaining.pop(formal.name))
     # Drop trailing omitted inputs.
     while operands and operands[-1] is None and len(operands) > operator.min_inputs:
         operands.pop()
-    return operands, rest
+    return operands, remaining
 
 
 def _convert_operands(
@@ -294,28 +302,31 @@ def _convert_operands(
         formal = operator.formal_input(index)
         if not is_weak(item):
             raise ModelError(f"input {formal.name!r} is a {type(item).__name__}, {item!r}; it must be a tensor")
-        symbols[index] = builder.symbol(
-            make_weak_array(item, choose_weak_dtype(formal, bound, _select_same_type(operator, operands, index)))
-        )
+        same_type_values = _select_same_type(operator, operands, index)
+        symbols[index] = builder.symbol(make_weak_array(item, choose_weak_dtype(formal, bound, same_type_values)))
     return symbols, bind_types(operator, [None if symbol is None else symbol.type for symbol in symbols])
 
 
 def _select_same_type(operator: Operator, operands: Sequence[Operand | None], index: int) -> list[Operand | None]:
-    """Select the weak inputs that share the type variable of input ``index``, itself included."""
+    """Select the weak inputs that share the type variable of input ``index``, including that input."""
     formal = operator.formal_input(index)
     if formal.is_variadic and not formal.is_homogeneous:
         return [operands[index]]
-    return [item for k, item in enumerate(operands) if is_weak(item) and operator.formal_input(k).variable == formal.variable]
+    variables = [operator.formal_input(position).variable for position in range(len(operands))]
+    return [item for item, variable in zip(operands, variables, strict=True) if is_weak(item) and variable == formal.variable]
 
 
 def _check_inputs(operator: Operator, operands: Sequence[Operand | None]) -> None:
     if not operator.allows_inputs(len(operands)):
-        names = ", ".join(f"[{f.name}]" if f.is_optional else f"*{f.name}" if f.is_variadic else f.name for f in operator.inputs)
-        raise ModelError(f"takes {operator.input_count} input(s): {names or 'none'}; got {len(operands)}")
+        names = []
+        for formal in operator.inputs:
+            variadic_name = f"*{formal.name}" if formal.is_variadic else formal.name
+            names.append(f"[{formal.name}]" if formal.is_optional else variadic_name)
+        raise ModelError(f"takes {operator.input_count} input(s): {', '.join(names) or 'none'}; got {len(operands)}")
     for index, item in enumerate(operands):
         formal = operator.formal_input(index)
         if item is None and not formal.is_optional:
-            raise ModelError(f"input {formal.name!r} must be given; got None")
+            raise ModelError(f"input {formal.name!r} is required; got None")
 
 
 # ---------------------------------------------------------------------- attributes
@@ -325,24 +336,26 @@ def _check_attribute_names(operator: Operator, attributes: Mapping[str, Any]) ->
     for name in attributes:
         if name not in operator.attributes:
             candidates = (*operator.attributes, *(formal.name for formal in operator.inputs))
-            has = ", ".join(operator.attributes) or "none"
-            raise ModelError(f"has no attribute {name!r}; its attributes are: {has}.{did_you_mean(name, candidates)}")
+            known = ", ".join(operator.attributes) or "none"
+            raise ModelError(f"has no attribute {name!r}; its attributes are: {known}.{did_you_mean(name, candidates)}")
     missing = sorted(name for name in operator.required if attributes.get(name) is None)
     if missing:
         kind = operator.attributes[missing[0]].kind.name.lower()
-        raise ModelError(f"needs the attribute {missing[0]!r} ({kind}); it was not given")
+        raise ModelError(f"needs the attribute {missing[0]!r} ({kind}); it is missing")
 
 
 def _make_attributes(operator: Operator, attributes: Mapping[str, Any]) -> tuple[Attribute, ...]:
-    return tuple(
-        Attribute.create(name, _prepare(name, attributes[name], operator.attributes[name].kind), operator.attributes[name].kind)
-        for name in sorted(attributes)
-        if attributes[name] is not None
-    )
+    """Convert keyword arguments to attributes, sorted by name; None omits an attribute."""
+    node_attributes = []
+    for name, value in sorted(attributes.items()):
+        if value is not None:
+            kind = operator.attributes[name].kind
+            node_attributes.append(Attribute.create(name, _convert_value(name, value, kind), kind))
+    return tuple(node_attributes)
 
 
-def _prepare(name: str, value: Any, kind: AttrKind) -> Any:
-    """Convert a value to a form that `Attribute.create` accepts: an element type to its number, a weak tensor to an array."""
+def _convert_value(name: str, value: Any, kind: AttrKind) -> Any:
+    """Convert a value for `Attribute.create`: an element type to its number in ONNX, a Python number or list to an array."""
     is_dtype = isinstance(value, DType | np.dtype | type) or (isinstance(value, str) and name in DTYPE_ATTRIBUTES)
     if kind is AttrKind.INT and is_dtype:
         return infer_operand_dtype(value).onnx
@@ -362,22 +375,25 @@ def _count_outputs(
     requested: int | None,
     builder: Builder,
 ) -> int:
-    """Count the outputs of a node: as requested, or as its bodies, attributes and inputs imply."""
+    """Count the outputs of a node: the requested number, or the number that follows from bodies, attributes and inputs."""
     implied = len(bodies.outputs) if bodies else _infer_count(operator, symbols, attributes, builder)
     count: object = implied if requested is None else requested
     if count is None:
-        raise ModelError("the number of its outputs cannot be read from what was given; say it with outputs=")
+        raise ModelError("the number of its outputs does not follow from the arguments; pass outputs=")
     if not isinstance(count, int) or not operator.allows_outputs(count):
-        raise ModelError(f"has {operator.output_count} outputs; outputs={requested!r} was asked")
+        raise ModelError(f"has {operator.output_count} outputs; got outputs={requested!r}")
     if bodies and count != implied:
-        raise ModelError(f"outputs={requested} was asked, but the body gives {implied}")
+        raise ModelError(f"got outputs={requested}, but the body has {implied}")
     return count
 
 
 def _infer_count(
     operator: Operator, symbols: Sequence[Symbol | None], attributes: Mapping[str, Any], builder: Builder
 ) -> int | None:
-    """Count the outputs by default: the required ones, or all if all are optional. None for a Split of unknown sizes."""
+    """Count the outputs that follow from the arguments; None if they do not say it, for a Split.
+
+    These are the required outputs, or all outputs if none is required.
+    """
     if operator.max_outputs is not None:
         return sum(not formal.is_optional for formal in operator.outputs) or len(operator.outputs)
     if attributes.get("num_outputs") is not None:
@@ -393,18 +409,20 @@ def _infer_count(
 def _infer_types(
     builder: Builder, operator: Operator, node: Node, symbols: Sequence[Symbol | None], bound: Mapping[str, str]
 ) -> Sequence[Type | None]:
-    """Infer the types of the outputs; where that is not possible, use those that the schema declares."""
+    """Infer the types of the outputs; an output whose type cannot be inferred gets the type that the schema declares."""
     declared = infer_output_types(operator, node, bound)
     if builder.inference is None:
         return declared
-    input_types = {s.name: s.type for s in symbols if s is not None and s.type is not None}
-    constants = {s.name: c for s in symbols if s is not None and (c := builder.find_constant(s)) is not None}
+    inputs = [symbol for symbol in symbols if symbol is not None]
+    input_types = {symbol.name: symbol.type for symbol in inputs if symbol.type is not None}
+    constants = {symbol.name: constant for symbol in inputs if (constant := builder.find_constant(symbol)) is not None}
     try:
         inferred = builder.inference(node, input_types, constants, builder.opsets)
     except ModelError as error:
         shown = ", ".join("None" if s is None else str(s.value) for s in symbols)
         raise ModelError(f"{error} (its inputs are {shown or 'none'})") from error
-    return [d if i is None else i for i, d in zip(inferred, declared, strict=True)]
+    pairs = zip(inferred, declared, strict=True)
+    return [declared_type if inferred_type is None else inferred_type for inferred_type, declared_type in pairs]
 
 
 # ---------------------------------------------------------------------- bodies of control flow
@@ -438,7 +456,7 @@ def _if(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> Tra
 
 def _join_branches(then: Sequence[Value], other: Sequence[Value]) -> tuple[Type | None, ...]:
     if len(then) != len(other):
-        raise ModelError(f"then_branch gives {len(then)} outputs and else_branch {len(other)}; they must give as many")
+        raise ModelError(f"then_branch has {len(then)} outputs and else_branch {len(other)}; both must have the same number")
     for index, (a, b) in enumerate(zip(then, other, strict=True)):
         _check_same("output", index, "then_branch", a.type, "else_branch", b.type)
     return tuple(join_types(a.type, b.type) for a, b in zip(then, other, strict=True))
@@ -462,7 +480,7 @@ def _loop(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> T
 
 def _scan(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> TracedBodies:
     if builder.version("") < 9:
-        raise ModelError("a graph is traced with Scan from opset 9 on; at 8 it works on batches. Raise the graph's opset")
+        raise ModelError("Scan needs opset 9 or newer: Scan of opset 8 works on batches. Raise the graph's opset")
     count = attributes["num_scan_inputs"]
     if not isinstance(count, int) or not 0 < count <= len(inputs):
         raise ModelError(f"num_scan_inputs must be 1 to {len(inputs)}, the number of its inputs; got {count!r}")
@@ -506,7 +524,7 @@ def _trace_until_stable(
 ) -> Function:
     """Trace the body, again if necessary, until each carried value has the same type as input and as output.
 
-    An extent of a carried value may change between iterations. Each round makes such extents unknown, so the rounds end. ``head``
+    An extent of a carried value may change between iterations. Each trace makes such extents unknown, so the loop ends. ``head``
     and ``tail`` are the parameters before and after the carried values, ``first`` is the index of the first carried output.
     """
     while True:
@@ -529,7 +547,7 @@ def _split_outputs(function: Function, first: int, count: int) -> tuple[Sequence
     if len(function.outputs) < first + count:
         condition = "the condition and " if first else ""
         output_count = len(function.outputs)
-        raise ModelError(f"the body gives {output_count} output(s); it must give {condition}{count} carried value(s) first")
+        raise ModelError(f"the body has {output_count} output(s); the first must be {condition}{count} carried value(s)")
     return function.outputs[first : first + count], function.outputs[first + count :]
 
 

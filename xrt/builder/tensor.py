@@ -42,8 +42,8 @@ def _make_row(item: Any) -> Tensor:
 def _make_extent(x: Tensor, item: Any, index: int, has_zero: bool) -> Any:
     """Convert an extent of a Reshape; integers and tensors are unchanged.
 
-    A symbolic dim of ``x`` becomes 0 (copy this axis) if it stays at its position and the target has no literal 0
-    (``has_zero``); otherwise a Shape node reads it.
+    A symbolic dim of ``x`` that stays on its axis becomes 0, which means to copy the axis, unless the target has a literal 0
+    (``has_zero``). In all other cases a Shape node reads the dim.
     """
     if isinstance(item, int | np.integer | Symbol) and not isinstance(item, bool):
         return item
@@ -107,16 +107,17 @@ INT64 = np.iinfo(np.int64)
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """One index, and the axis it applies to, counted from the front."""
+    """An index and the axis that it applies to, counted from the front."""
 
     axis: int
     index: Any
 
 
 def _shift_axis(axis: int, new_axes: Sequence[int]) -> int:
-    """The index of an axis after axes were inserted at the indices ``new_axes`` of the result."""
+    """Compute the index of an axis after other axes were inserted at the indices ``new_axes`` of the result."""
     for new_axis in sorted(new_axes):
-        axis += new_axis <= axis
+        if new_axis <= axis:
+            axis += 1
     return axis
 
 
@@ -128,30 +129,32 @@ def _normalize_item(x: Tensor, item: Any) -> Any:
     if item is None or item is Ellipsis or isinstance(item, slice):
         return item
     if isinstance(item, bool | np.bool_):
-        raise ModelError(f"{x.name!r}[{item}]: True and False are no indices of a tensor in a graph; use None to add an axis")
+        raise ModelError(f"{x.name!r}[{item}]: True and False cannot index a tensor of a graph; use None to add an axis")
     if isinstance(item, int | np.integer):
         return int(item)
     if isinstance(item, Symbol):
-        return _check_kind(x, item, item.dtype)
+        return _check_index_dtype(x, item, item.dtype)
     if isinstance(item, list | tuple | np.ndarray):
         array = np.asarray(item)
-        # NumPy makes float64 of an empty list, which is no index.
-        array = array.astype(np.int64) if array.size == 0 and not isinstance(item, np.ndarray) else array
-        return int(array) if array.ndim == 0 and array.dtype.kind in "iu" else _check_kind(x, array, DType.from_array(array))
+        if array.size == 0 and not isinstance(item, np.ndarray):
+            array = array.astype(np.int64)  # NumPy makes a float64 array of an empty list
+        if array.ndim == 0 and array.dtype.kind in "iu":
+            return int(array)
+        return _check_index_dtype(x, array, DType.from_array(array))
     shown = f"{type(item).__name__} {item!r}"
     raise ModelError(f"{x.name!r} cannot be indexed with {shown}; use integers, slices, None, ... or arrays")
 
 
-def _check_kind(x: Tensor, item: Any, dtype: DType) -> Any:
+def _check_index_dtype(x: Tensor, item: Any, dtype: DType) -> Any:
     if dtype is not DType.BOOL and not dtype.is_integer:
-        raise ModelError(f"{x.name!r} cannot be indexed with an array of {dtype}; an index is of integers, a mask of bool")
+        raise ModelError(f"{x.name!r} cannot be indexed with an array of {dtype}; use integers, or a mask of bool")
     if dtype is DType.BOOL and item.ndim == 0:
-        raise ModelError(f"{x.name!r} cannot be indexed with a mask of no axes")
+        raise ModelError(f"{x.name!r} cannot be indexed with a mask of rank 0")
     return item
 
 
 def _count_axes(item: Any) -> int:
-    """Count the axes that an item indexes: none for None and ``...``, k for a mask over k axes, else one."""
+    """Count the axes that an item indexes: 0 for None and ``...``, k for a mask of rank k, else 1."""
     if item is None or item is Ellipsis:
         return 0
     return item.ndim if _is_mask(item) else 1
@@ -162,8 +165,8 @@ def _is_mask(item: Any) -> bool:
 
 
 def _assign_axes(x: Tensor, keys: Sequence[Any]) -> tuple[list[_Item], list[int]]:
-    """Assign axes to the items; also return the axes of the sliced tensor that None inserts."""
-    arrays = any(isinstance(item, Symbol | np.ndarray) for item in keys)
+    """Assign axes to the items; also return the axes that None inserts, as indices of the sliced tensor."""
+    has_arrays = any(isinstance(item, Symbol | np.ndarray) for item in keys)
     items: list[_Item] = []
     new_axes: list[int] = []
     axis = sliced_axis = 0
@@ -174,8 +177,9 @@ def _assign_axes(x: Tensor, keys: Sequence[Any]) -> tuple[list[_Item], list[int]
             continue
         items += _expand_item(axis, item)
         axis += _count_axes(item)
-        # Next to arrays, integers are gathered after slicing, so their axes are still there.
-        sliced_axis += _count_axes(item) if arrays or isinstance(item, slice) else 0
+        # Slicing removes the axis of an integer, except next to arrays, where integers are gathered later.
+        if has_arrays or isinstance(item, slice):
+            sliced_axis += _count_axes(item)
     return items, new_axes
 
 
@@ -184,19 +188,20 @@ def _expand_ellipsis(x: Tensor, keys: Sequence[Any]) -> Sequence[Any]:
     ellipses = [position for position, item in enumerate(keys) if item is Ellipsis]
     covered, rank = sum(map(_count_axes, keys)), x.tensor_type.rank
     if len(ellipses) > 1:
-        raise ModelError(f"{x.name!r} is indexed with two '...'; one is the most")
+        raise ModelError(f"{x.name!r} is indexed with two '...'; at most one is allowed")
     if rank is not None and covered > rank:
-        raise ModelError(f"{x.name!r} is {x.type} and takes {rank} indices; got {covered}")
+        raise ModelError(f"{x.name!r} is {x.type} and has {rank} axes to index; got {covered} indices")
     if not ellipses:
         return keys
-    # A trailing `...` is dropped, which needs no rank: `x[0, ...]` works for tensors of unknown rank.
     (position,) = ellipses
-    rest = keys[position + 1 :]
-    return [*keys[:position], *[slice(None)] * (x.ndim - covered if rest else 0), *rest]
+    keys_before, keys_after = keys[:position], keys[position + 1 :]
+    if not keys_after:
+        return keys_before  # a trailing `...` needs no slices, and works for tensors of unknown rank
+    return [*keys_before, *[slice(None)] * (x.ndim - covered), *keys_after]
 
 
 def _expand_item(axis: int, item: Any) -> list[_Item]:
-    """Expand an item to one index per axis: a mask over k axes becomes k integer arrays."""
+    """Expand an item to an index per axis: a mask of rank k becomes k integer arrays."""
     if not _is_mask(item):
         return [_Item(axis, item)]
     if isinstance(item, np.ndarray):
@@ -235,17 +240,18 @@ def _slice(x: Tensor, items: Sequence[_Item]) -> Tensor:
 def _make_bounds(x: Tensor, item: Any) -> tuple[Any, Any, Any]:
     """Compute start, end and step of ONNX's Slice for an int or a slice."""
     if isinstance(item, int):
-        # The end of [-1:0] would be the front of the axis.
-        return item, item + 1 if item != -1 else INT64.max, 1
+        # The slice [-1:0] would be empty: its end is the front of the axis.
+        return item, INT64.max if item == -1 else item + 1, 1
     step = 1 if item.step is None else _check_bound(x, item.step)
     if isinstance(step, Symbol):
         raise ModelError(f"the step of a slice of {x.name!r} must be an integer, not a tensor")
     if step == 0:
         raise ModelError(f"the step of a slice of {x.name!r} is 0")
     # Slice clamps bounds to the extent: INT64.min as the end of a negative step includes index 0.
-    first, last = (0, INT64.max) if step > 0 else (INT64.max, INT64.min)
-    start = first if item.start is None else _check_bound(x, item.start)
-    return start, last if item.stop is None else _check_bound(x, item.stop), step
+    default_start, default_end = (0, INT64.max) if step > 0 else (INT64.max, INT64.min)
+    start = default_start if item.start is None else _check_bound(x, item.start)
+    end = default_end if item.stop is None else _check_bound(x, item.stop)
+    return start, end, step
 
 
 def _check_bound(x: Tensor, value: Any) -> Any:
@@ -305,7 +311,7 @@ def _to_int64(item: Any) -> Tensor:
 Method: TypeAlias = "Callable[[Tensor, Operand], Tensor]"
 
 
-def _operator(symbol: str) -> tuple[Method, Method]:
+def _make_operator(symbol: str) -> tuple[Method, Method]:
     """Make the methods of a binary operator: with the tensor as left operand, and as right operand (``__radd__``)."""
 
     def left(self: Tensor, other: Operand) -> Tensor:
@@ -317,7 +323,7 @@ def _operator(symbol: str) -> tuple[Method, Method]:
     return left, right
 
 
-def _reduction(op_type: str, doc: str) -> Callable[..., Tensor]:
+def _make_reduction(op_type: str, doc: str) -> Callable[..., Tensor]:
     """Make the method of a reduction."""
 
     def reduction(self: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
@@ -339,23 +345,23 @@ class Tensor(Symbol):
     __array_ufunc__ = None  # so that NumPy defers `array * tensor` to Tensor.__rmul__
 
     __hash__ = object.__hash__  # == records a node, so tensors hash by identity
-    __add__, __radd__ = _operator("+")
-    __sub__, __rsub__ = _operator("-")
-    __mul__, __rmul__ = _operator("*")
-    __truediv__, __rtruediv__ = _operator("/")
-    __floordiv__, __rfloordiv__ = _operator("//")
-    __mod__, __rmod__ = _operator("%")
-    __pow__, __rpow__ = _operator("**")
-    __matmul__, __rmatmul__ = _operator("@")
-    __eq__ = _operator("==")[0]  # type: ignore[assignment]  # as in NumPy
-    __ne__ = _operator("!=")[0]  # type: ignore[assignment]  # as in NumPy
-    __lt__, __gt__ = _operator("<")[0], _operator(">")[0]
-    __le__, __ge__ = _operator("<=")[0], _operator(">=")[0]
-    __and__, __rand__ = _operator("&")
-    __or__, __ror__ = _operator("|")
-    __xor__, __rxor__ = _operator("^")
-    __lshift__, __rlshift__ = _operator("<<")
-    __rshift__, __rrshift__ = _operator(">>")
+    __add__, __radd__ = _make_operator("+")
+    __sub__, __rsub__ = _make_operator("-")
+    __mul__, __rmul__ = _make_operator("*")
+    __truediv__, __rtruediv__ = _make_operator("/")
+    __floordiv__, __rfloordiv__ = _make_operator("//")
+    __mod__, __rmod__ = _make_operator("%")
+    __pow__, __rpow__ = _make_operator("**")
+    __matmul__, __rmatmul__ = _make_operator("@")
+    __eq__ = _make_operator("==")[0]  # type: ignore[assignment]  # as in NumPy
+    __ne__ = _make_operator("!=")[0]  # type: ignore[assignment]  # as in NumPy
+    __lt__, __gt__ = _make_operator("<")[0], _make_operator(">")[0]
+    __le__, __ge__ = _make_operator("<=")[0], _make_operator(">=")[0]
+    __and__, __rand__ = _make_operator("&")
+    __or__, __ror__ = _make_operator("|")
+    __xor__, __rxor__ = _make_operator("^")
+    __lshift__, __rlshift__ = _make_operator("<<")
+    __rshift__, __rrshift__ = _make_operator(">>")
 
     def __neg__(self) -> Tensor:
         return numerics.negative(self)
@@ -409,11 +415,11 @@ class Tensor(Symbol):
         """Convert to an element type: a DType, a NumPy type, or a name such as ``"float32"``."""
         return numerics.cast(self, dtype)
 
-    sum = _reduction("ReduceSum", "Sum over the axes; integers are summed in 64 bits, as in NumPy.")
-    prod = _reduction("ReduceProd", "Product over the axes; integers are multiplied in 64 bits, as in NumPy.")
-    mean = _reduction("ReduceMean", "Mean over the axes; in float64 for integers, as in NumPy.")
-    max = _reduction("ReduceMax", "Maximum over the axes.")
-    min = _reduction("ReduceMin", "Minimum over the axes.")
+    sum = _make_reduction("ReduceSum", "Sum over the axes; integers are summed in 64 bits, as in NumPy.")
+    prod = _make_reduction("ReduceProd", "Product over the axes; integers are multiplied in 64 bits, as in NumPy.")
+    mean = _make_reduction("ReduceMean", "Mean over the axes; in float64 for integers, as in NumPy.")
+    max = _make_reduction("ReduceMax", "Maximum over the axes.")
+    min = _make_reduction("ReduceMin", "Minimum over the axes.")
 
     # ------------------------------------------------------------------ operations that need data
 
@@ -425,7 +431,7 @@ class Tensor(Symbol):
 
     def __bool__(self) -> NoReturn:  # noqa: PLE0304  # there is no truth to return
         self._refuse(
-            "its truth is asked (by if, while, and, or, not, in)", "use xrt.ops.If or xrt.ops.Where; & | ~ for and, or, not"
+            "its truth value is used (by if, while, and, or, not, in)", "use xrt.ops.If or xrt.ops.Where; & | ~ for and, or, not"
         )
 
     def __iter__(self) -> NoReturn:
@@ -438,10 +444,10 @@ class Tensor(Symbol):
         self._refuse("it is converted to a float", "keep it a tensor, or convert it with .astype")
 
     def __index__(self) -> NoReturn:  # noqa: PLE0305  # as above
-        self._refuse("it is used as a Python integer", "keep it a tensor; slices and indices of tensors take tensors")
+        self._refuse("it is used as a Python integer", "keep it a tensor; slices and indices of tensors may be tensors")
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse("NumPy is asked for its numbers", "use xrt.ops and Python's operators instead of NumPy's functions")
+        self._refuse("NumPy reads its numbers", "use xrt.ops and Python's operators instead of NumPy's functions")
 
-    def _refuse(self, what: str, instead: str) -> NoReturn:
-        raise ModelError(f"{self.value} has no numbers while the graph is traced, but {what}; {instead}")
+    def _refuse(self, problem: str, advice: str) -> NoReturn:
+        raise ModelError(f"{self.value} has no numbers while the graph is traced, but {problem}; {advice}")

@@ -62,13 +62,13 @@ class Graph:
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """Record this graph as part of the one being traced; names get the class name as prefix."""
         builder = get_builder(f"{type(self).__name__}(...)")
-        # The lower-case class name and a number, so that two uses of one graph have different prefixes.
+        # A number after the lower-case class name, so that two calls of one graph have different prefixes.
         with builder.scope(builder.scope_names.take_numbered(type(self).__name__.lower())):
             builder.register_names(self._arrays())
             return self.build(*inputs, **named)
 
     def _arrays(self) -> Mapping[str, Any]:
-        """Attributes that are arrays, by name; if they become constants, these have that name."""
+        """The attributes that are arrays, by name. An array that becomes a constant has the name of its attribute."""
         return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray | Constant)}
 
     @staticmethod
@@ -78,7 +78,7 @@ class Graph:
 
     @staticmethod
     def state(name: str, type_: Type, fill: float = 0) -> Tensor:
-        """Add a value that a session stores between calls. Set its next value with `update`; ``fill`` is its initial value.
+        """Add a value that a session stores between calls. Set the next value with `update`; ``fill`` is the initial value.
 
         The state becomes an input of the graph, after the parameters of `build`.
         """
@@ -112,19 +112,19 @@ def _bind(title: str, build: Callable[..., Any], inputs: Sequence[Any], keywords
     try:
         signature = inspect.signature(build)
     except ValueError as error:
-        raise ModelError(f"{build!r} does not tell its parameters; wrap it: `def build(x): ...`") from error
+        raise ModelError(f"the parameters of {build!r} cannot be inspected; wrap it: `def build(x): ...`") from error
     try:
         return signature.bind(*inputs, **keywords)
     except TypeError as error:
-        passed = ", ".join([f"{len(inputs)} in their places", *keywords])
-        raise ModelError(f"build of {title!r} takes {signature}; the inputs given are {passed}: {error}") from error
+        passed = ", ".join([f"{len(inputs)} by position", *keywords])
+        raise ModelError(f"build of {title!r} takes {signature}; the inputs passed are {passed}: {error}") from error
 
 
 def _make_inputs(builder: Builder, bound: inspect.BoundArguments) -> None:
     """Replace types and arrays among the arguments by inputs; other arguments are passed to `build` unchanged."""
     for name, argument in bound.arguments.items():
         kind = bound.signature.parameters[name].kind
-        # A Function has no lists of inputs: an input from *args is named by a number, one from **kwargs by its key.
+        # A Function has no lists of inputs: number the inputs from *args, and name the inputs from **kwargs by their keys.
         if kind is inspect.Parameter.VAR_POSITIONAL:
             bound.arguments[name] = tuple(_input(builder, f"{name}_{i}", item) for i, item in enumerate(argument, 1))
         elif kind is inspect.Parameter.VAR_KEYWORD:

@@ -24,7 +24,7 @@ import numpy as np
 
 from xrt.errors import BundleError
 from xrt.formats.output import map_file
-from xrt.graph.constants import release
+from xrt.graph.constants import release_pages
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 # As in PNG: no text file begins like this, and a transfer in text mode is detected because it changes the line ends.
@@ -125,7 +125,7 @@ class Container:
         """Verify all sections and release the pages read for it; raises CorruptFile."""
         for name in self._sections:
             if name not in self._checked:
-                release(np.frombuffer(self.section(name), np.uint8))
+                release_pages(np.frombuffer(self.section(name), np.uint8))
 
 
 def _read_sections(data: memoryview, kind: str) -> dict[str, Section]:

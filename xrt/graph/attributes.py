@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class AttrKind(enum.Enum):
-    """The kinds of ``AttributeProto``, with ONNX's numbers. Sparse tensors have none: they become dense on loading."""
+    """The kinds of ``AttributeProto``, with ONNX's numbers. There is no kind for sparse tensors: they become dense on loading."""
 
     FLOAT = 1
     INT = 2
@@ -94,23 +94,24 @@ class Attribute:
 
     def map_bodies(self, change: Callable[[Function], Function]) -> Attribute:
         """Apply ``change`` to each Function; return this attribute if all of them are unchanged."""
-        old = tuple(self.bodies())
-        new = tuple(map(change, old))
-        if all(a is b for a, b in zip(new, old, strict=True)):
+        bodies = tuple(self.bodies())
+        changed_bodies = tuple(map(change, bodies))
+        if all(new is old for new, old in zip(changed_bodies, bodies, strict=True)):
             return self
-        return Attribute(self.name, self.kind, new if self.kind is AttrKind.GRAPHS else new[0])
+        return Attribute(self.name, self.kind, changed_bodies if self.kind is AttrKind.GRAPHS else changed_bodies[0])
 
 
 def _infer_kind(name: str, value: Any) -> AttrKind:
     if isinstance(value, list | tuple):
         if not value:
-            raise ModelError(f"attribute {name!r} is an empty list, whose kind cannot be read from it; give the kind")
+            raise ModelError(f"attribute {name!r} is an empty list, from which its kind cannot be inferred; pass the kind")
         kinds = {_infer_kind(name, item) for item in value}
         # [1, 2.5] is a list of floats, as in Python arithmetic.
         if kinds == {AttrKind.INT, AttrKind.FLOAT}:
             kinds = {AttrKind.FLOAT}
-        if len(kinds) == 1 and (only := kinds.pop()) in _AS_LIST:
-            return _AS_LIST[only]
+        kind = kinds.pop()
+        if not kinds and kind in _AS_LIST:
+            return _AS_LIST[kind]
         raise ModelError(f"attribute {name!r} is a list of mixed kinds: {value!r}")
     # ONNX has no boolean attributes; it stores them as INT.
     if isinstance(value, bool | int | np.integer | np.bool_):
@@ -126,7 +127,7 @@ def _infer_kind(name: str, value: Any) -> AttrKind:
     # A Function, recognized by its fields: function.py imports this module.
     if hasattr(value, "nodes") and hasattr(value, "captures"):
         return AttrKind.GRAPH
-    raise ModelError(f"attribute {name!r} has a value that ONNX has no kind for: {type(value).__name__} {value!r}")
+    raise ModelError(f"attribute {name!r} has a value of a type that ONNX does not support: {type(value).__name__} {value!r}")
 
 
 def _normalize(name: str, value: Any, kind: AttrKind) -> Any:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 Stamp = tuple[int, ...]
-"""Identifies one state of a file: device, inode, size, and modification and status change times in nanoseconds."""
+"""Identifies the content of a file without reading it: device, inode, size, and times of modification and status change in ns."""
 
 
 def make_stamp(status: os.stat_result) -> Stamp:
-    """Make the Stamp of a file. It does not tell two writes within one tick of the file system's clock apart."""
+    """Make the Stamp of a file. Two writes within one tick of the file system's clock may have equal stamps."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
@@ -84,7 +84,7 @@ def release_pages(array: np.ndarray[Any, Any]) -> None:
 
 
 def _find_owner(array: np.ndarray[Any, Any]) -> object:
-    """Follow the views to the object that owns the memory; None if the array does."""
+    """Follow the views to the object that owns the memory; None if an array owns it."""
     base: object = array
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj
@@ -139,7 +139,7 @@ class Constant:
         The pages of a constant in a mapped file are released after hashing; otherwise, all weights would become resident.
         """
         if self._digest is None:
-            self._digest = _hash(self)
+            self._digest = _compute_digest(self)
             release_pages(self.array)
         return self._digest
 
@@ -170,18 +170,21 @@ def _make_strings(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         if isinstance(item, bytes):
             item = item.decode("utf-8", "surrogateescape")
         if not isinstance(item, str):
-            raise ModelError(f"a string tensor holds {type(item).__name__} {item!r} at {index}; every element must be str")
+            raise ModelError(f"a string tensor contains {type(item).__name__} {item!r} at {index}; every element must be str")
         out[index] = str(item)
     return out
 
 
 def _clear_unused_bits(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
     """Clear the unused high bits of elements narrower than a byte; copies only if any are set."""
-    raw, mask = array.view(np.uint8), 2**dtype.bits - 1
-    return np.asarray(raw & mask if raw.size and raw.max() > mask else raw).view(dtype.numpy)
+    raw = array.view(np.uint8)
+    mask = 2**dtype.bits - 1
+    if raw.size and raw.max() > mask:
+        raw = raw & mask
+    return np.asarray(raw).view(dtype.numpy)
 
 
-def _hash(constant: Constant) -> bytes:
+def _compute_digest(constant: Constant) -> bytes:
     hasher = hashlib.sha256(f"{constant.dtype}{constant.shape}".encode())
     if constant.dtype is DType.STRING:
         for text in constant.array.flat:

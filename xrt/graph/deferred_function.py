@@ -61,7 +61,11 @@ class DeferredFunction(Function):
         weights: Mapping[bytes, Callable[[], np.ndarray[Any, Any]]],
         read: Callable[[], Function],
     ) -> None:
-        """``computed`` names the outputs of nodes; ``weights`` maps digests to readers of constants; ``read`` loads all."""
+        """Create a Function that ``read`` loads when its nodes are needed.
+
+        ``computed`` are the names of the outputs that nodes compute. ``weights`` maps the digest of a constant to a function that
+        reads its bytes.
+        """
         self.__dict__.update(inputs=inputs, outputs=outputs, name=name, fingerprint=fingerprint, aliases=(), captures=())
         self.__dict__.update(
             _computed=frozenset(computed), _weights=weights, _read=read, _lock=renew_after_fork(threading.Lock())
@@ -75,20 +79,20 @@ class DeferredFunction(Function):
     def read(self) -> Function:
         """Load the whole Function; raises StaleFunction if its fingerprint differs from the expected one or it cannot be read."""
         fields = self.__dict__
-        # Several threads may need the nodes at once; the model is read by the first one.
+        # Several threads may need the nodes at once; the first of them reads the model.
         with fields["_lock"]:
-            if "_whole" not in fields:
+            if "_loaded" not in fields:
                 try:
                     loaded: Function = fields["_read"]()
                 except ModelError as error:
                     raise StaleFunction(str(error)) from error
-                # The compiled artifact computes the old Function: with another one, its results would be silently wrong.
+                # The compiled artifact computes the old Function: for a changed model, its results would be silently wrong.
                 if loaded.fingerprint != self.fingerprint:
                     raise StaleFunction(f"function {self.name!r} is not the one that was compiled")
                 # Store the fields in the instance, which hides the descriptors.
                 fields.update({name: value for name, value in loaded.__dict__.items() if name not in fields})
-                fields["_whole"] = loaded
-        return fields["_whole"]  # type: ignore[no-any-return]  # set above
+                fields["_loaded"] = loaded
+        return fields["_loaded"]  # type: ignore[no-any-return]  # set above
 
     def computes(self, output: str) -> bool:
         return output in self.__dict__["_computed"]

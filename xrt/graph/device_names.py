@@ -7,7 +7,7 @@ import re
 KINDS = ("cpu", "cuda")
 """The kinds of device that the runtime implements."""
 
-_FORM = re.compile(r"(cpu|cuda)(?::([0-9]+))?")
+_SYNTAX = re.compile(r"(cpu|cuda)(?::([0-9]+))?")
 
 
 def is_device(name: str) -> bool:
@@ -16,7 +16,7 @@ def is_device(name: str) -> bool:
     >>> is_device("cuda:1"), is_device("gpu")
     (True, False)
     """
-    return _FORM.fullmatch(name) is not None
+    return _SYNTAX.fullmatch(name) is not None
 
 
 def parse_device_kind(device: str) -> str:
@@ -43,7 +43,7 @@ def normalize_device(device: str) -> str:
     >>> normalize_device("cuda"), normalize_device("cuda:01"), normalize_device("cpu:0")
     ('cuda:0', 'cuda:1', 'cpu')
     """
+    if not device:
+        return ""
     # There is one CPU device, whatever index a name has; "cuda" is the first GPU.
-    return (
-        device if device in ("", "cpu") else "cpu" if parse_device_kind(device) == "cpu" else f"cuda:{parse_device_index(device)}"
-    )
+    return "cpu" if parse_device_kind(device) == "cpu" else f"cuda:{parse_device_index(device)}"

@@ -25,34 +25,36 @@ if TYPE_CHECKING:
 
 
 def sort_topologically(nodes: Sequence[Node], producer: Mapping[str, int], outputs: Sequence[str]) -> list[int]:
-    """Sort node indices topologically: depth-first post-order from the outputs.
+    """Sort node indices topologically: depth-first post-order from the outputs. Linear.
 
-    ``producer`` maps values to node indices. The predecessors of a node are visited in order: of inputs, of captures, then of
-    control edges. The result therefore depends only on the structure of the graph, not on names or listing order; nodes
-    that no output needs come last, in listing order. Raises ModelError for a cycle or a missing control predecessor. Linear.
+    ``producer`` maps values to the indices of the nodes that compute them. The predecessors of a node are visited in a fixed
+    order: producers of the inputs, producers of the captures, then control predecessors. The result depends therefore on the
+    structure of the graph and not on names or listing order. Nodes that no output needs come last, in listing order. Raises
+    ModelError for a cycle or a missing control predecessor.
     """
     predecessors = _find_predecessors(nodes, producer)
     order: list[int] = []
-    state = bytearray(len(nodes))  # 0 unvisited, 1 on the current path, 2 done
+    unvisited, on_path, is_sorted = 0, 1, 2
+    status = bytearray(len(nodes))
     roots = [producer[name] for name in outputs if name in producer]
     for root in (*roots, *range(len(nodes))):
-        if state[root]:
+        if status[root] != unvisited:
             continue
-        state[root] = 1
+        status[root] = on_path
         # An explicit stack: graphs are deeper than Python's recursion limit.
         path = [(root, iter(predecessors[root]))]
         while path:
             node, remaining = path[-1]
             for predecessor in remaining:
-                if state[predecessor] == 0:
-                    state[predecessor] = 1
+                if status[predecessor] == unvisited:
+                    status[predecessor] = on_path
                     path.append((predecessor, iter(predecessors[predecessor])))
                     break
-                if state[predecessor] == 1:
+                if status[predecessor] == on_path:
                     raise _make_cycle_error([n for n, _ in path], predecessor, nodes)
             else:
                 path.pop()
-                state[node] = 2
+                status[node] = is_sorted
                 order.append(node)
     return order
 
@@ -80,32 +82,30 @@ def _make_cycle_error(path: list[int], back_to: int, nodes: Sequence[Node]) -> M
     return ModelError(f"the graph has a cycle of {len(cycle)} node(s): {path_text}; a function must be acyclic")
 
 
-# From this many nodes on, garbage collection slows down construction noticeably.
 MIN_NODES_TO_PAUSE_GC = 50
-
-
-_pausing: list[int] = []
-"""Ids of the threads that disabled garbage collection and will enable it again; a thread that finds it disabled is absent."""
+"""From this many nodes on, garbage collection slows down the construction of a Function noticeably."""
+_pausing_threads: list[int] = []
+"""Ids of the threads that disabled garbage collection, and that will enable it again."""
 
 
 @contextmanager
 def pause_gc(nodes: int) -> Iterator[None]:
-    """Disable garbage collection in the block if ``nodes`` is at least `MIN_NODES_TO_PAUSE_GC` and it is enabled."""
+    """Disable garbage collection while a graph of ``nodes`` nodes is built, if it has at least `MIN_NODES_TO_PAUSE_GC`."""
     if nodes < MIN_NODES_TO_PAUSE_GC or not gc.isenabled():
         yield
         return
     gc.disable()
-    _pausing.append(threading.get_ident())
+    _pausing_threads.append(threading.get_ident())
     try:
         yield
     finally:
-        _pausing.remove(threading.get_ident())
+        _pausing_threads.remove(threading.get_ident())
         gc.enable()
 
 
 def _resume_in_child() -> None:
     """Restore garbage collection in a forked child, where the threads that paused it do not exist."""
-    if _pausing and _pausing != [threading.get_ident()]:
+    if _pausing_threads and _pausing_threads != [threading.get_ident()]:
         gc.enable()
 
 
@@ -115,7 +115,7 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One read of a value: the node, and the index in its `Node.uses`."""
+    """One read of a value: the node that reads it, and the index of the value in `Node.uses`."""
 
     node: Node
     slot: int
@@ -228,7 +228,7 @@ class Function:
         return frozenset([*(v.name for v in self.inputs), *self.constants, *self._producer])  # type: ignore[attr-defined]  # as above
 
     def defines(self, value: str) -> bool:
-        """Whether this Function defines the value; False for captures."""
+        """Whether the value is an input, a constant or a node's output of this Function; False for captures."""
         return value in self._definitions
 
     # ------------------------------------------------------------------ types
@@ -237,7 +237,8 @@ class Function:
     def _types(self) -> dict[str, Type]:
         types = dict(self.types)
         types.update((v.name, v.type) for v in (*self.outputs, *self.inputs) if v.type is not None)
-        types.update((name, c.type) for name, c in self.constants.items())  # last: these types are the most precise
+        # Constants last, because their types are the most precise.
+        types.update((name, constant.type) for name, constant in self.constants.items())
         return types
 
     def get_type(self, value: str) -> Type | None:
@@ -294,10 +295,11 @@ class Function:
     def with_types(
         self, types: Mapping[str, Type], outputs: Iterable[Value] | None = None, nodes: Sequence[Node] | None = None
     ) -> Function:
-        """Copy the Function with new types of inner values and optionally of the outputs, whose names must not change.
+        """Copy the Function with new types; return this Function if nothing changes.
 
-        ``nodes``, if passed, are the nodes of this Function in order, which may differ only in types inside bodies. Return this
-        Function if nothing changes. Much faster than `replace`, because neither order nor definitions change.
+        ``types`` has the types of inner values. ``outputs`` must have the same names as before. ``nodes`` must be the nodes of
+        this Function in order, which may differ only in types inside bodies. Much faster than `replace`, which sorts the nodes
+        and checks the definitions again.
         """
         outputs = self.outputs if outputs is None else tuple(outputs)
         nodes = self.nodes if nodes is None else tuple(nodes)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from xrt.graph.attributes import Attribute
 
 
-# Integer constants up to this size are shapes, axes and indices, so the shape key includes their values.
 MAX_INDEX_ELEMENTS = 64
+"""Integer constants of up to this many elements are shapes, axes or indices, so the shape key includes their values."""
 
 
 def fingerprint(function: Function) -> str:
@@ -29,12 +29,12 @@ def fingerprint(function: Function) -> str:
 
 
 def shape_key(function: Function) -> str:
-    """Like `fingerprint`, but without the bytes of large constants, so blocks that differ only in weights have equal keys."""
+    """Like `fingerprint`, but with only the types of large constants: blocks that differ only in weights have equal keys."""
     return _hash_function(function, by_content=False)
 
 
 def hash_values(function: Function) -> dict[str, str]:
-    """Map each value outside of bodies to a hash (32 hex digits) of the computation that it results from.
+    """Map each value outside of bodies to a hash, 32 hex digits, of the operators and weights that compute it.
 
     The hash covers operators, attributes, weights by content, and the position and element type of inputs. It excludes names,
     extents and opset versions, so it survives renaming, other input sizes and version conversion. Linear.
@@ -48,7 +48,7 @@ def hash_values(function: Function) -> dict[str, str]:
         input_keys = [keys.get(name, name) for name in node.uses]
         # `uses` skips omitted inputs, so their positions are hashed too: Clip(x, "", max) is not Clip(x, max).
         omitted = [index for index, name in enumerate(node.inputs) if not name]
-        attributes = b"".join(part for attribute in node.attributes for part in encoder.attribute(attribute, {}))
+        attributes = b"".join(part for attribute in node.attributes for part in encoder.encode_attribute(attribute, {}))
         for index, name in enumerate(node.outputs):
             if isinstance(value, Constant):
                 keys[name] = _hash_text(f"constant {value.digest.hex()}")
@@ -62,7 +62,7 @@ def _hash_text(text: str) -> str:
 
 
 def _hash_function(function: Function, *, by_content: bool) -> str:
-    return hashlib.sha256(b"".join(_Encoder(by_content).function(function, {}))).hexdigest()
+    return hashlib.sha256(b"".join(_Encoder(by_content).encode_function(function, {}))).hexdigest()
 
 
 class _Encoder:
@@ -71,11 +71,11 @@ class _Encoder:
     def __init__(self, by_content: bool) -> None:
         self.by_content = by_content
         self.dims: dict[str, int] = {}
-        # Keyed by id(type). The type is stored too, so that its id is not reused while the entry exists.
-        self._texts: dict[int, tuple[Type | None, str]] = {}
+        # By id(type), because hashing a type is slow. The type is stored too, so that its id is not reused.
+        self._type_texts: dict[int, tuple[Type | None, str]] = {}
 
-    def function(self, function: Function, outer: dict[str, int]) -> Iterator[bytes]:
-        numbers = dict(outer)  # a body numbers captured values as the Function around it does
+    def encode_function(self, function: Function, outer: dict[str, int]) -> Iterator[bytes]:
+        numbers = dict(outer)  # in a body, a captured value has the number that it has in the Function around it
 
         def number(name: str) -> int:
             return numbers.setdefault(name, len(numbers)) if name else -1
@@ -85,45 +85,46 @@ class _Encoder:
         yield _encode_tagged("O", ",".join(f"{d}:{v}" for d, v in sorted(function.opsets.items()) if d in used))
         for value in function.inputs:
             number(value.name)
-            yield _encode_tagged("I", self.type(value.type))
+            yield _encode_tagged("I", self.encode_type(value.type))
         nodes = {node.name: index for index, node in enumerate(function.nodes)}
         for node in function.nodes:
             # Encode a constant at its first use, because the order of the dictionary must not matter.
             for name in node.uses:
                 if name in function.constants and name not in numbers:
                     number(name)
-                    yield self.constant(function.constants[name])
+                    yield self.encode_constant(function.constants[name])
             # Encode control edges by index, because names must not matter.
             after = sorted(nodes[name] for name in node.control)
             yield _encode_tagged("N", f"{node.op}|{node.device}|{after}|{[number(n) for n in node.inputs]}")
             for attribute in node.attributes:
-                yield from self.attribute(attribute, numbers)
+                yield from self.encode_attribute(attribute, numbers)
             yield _encode_tagged("D", str([number(n) for n in node.outputs]))
-            yield _encode_tagged("T", ";".join(self.type(function.get_type(n)) for n in node.outputs if n))
+            yield _encode_tagged("T", ";".join(self.encode_type(function.get_type(n)) for n in node.outputs if n))
         for value in function.outputs:
             if value.name in function.constants and value.name not in numbers:
-                yield self.constant(function.constants[value.name])
-            yield _encode_tagged("R", f"{number(value.name)}{self.type(value.type)}")
+                yield self.encode_constant(function.constants[value.name])
+            yield _encode_tagged("R", f"{number(value.name)}{self.encode_type(value.type)}")
         yield _encode_tagged("A", str(sorted((number(i), number(o)) for i, o in function.aliases)))
 
-    def constant(self, constant: Constant) -> bytes:
+    def encode_constant(self, constant: Constant) -> bytes:
         # The tags differ, so that a constant's content is never mistaken for its type.
         is_small = constant.dtype.is_integer and constant.array.size <= MAX_INDEX_ELEMENTS
         if self.by_content or is_small:
             return _encode_tagged("C", constant.digest.hex())
-        return _encode_tagged("c", self.type(constant.type))
+        return _encode_tagged("c", self.encode_type(constant.type))
 
-    def attribute(self, attribute: Attribute, numbers: dict[str, int]) -> Iterator[bytes]:
+    def encode_attribute(self, attribute: Attribute, numbers: dict[str, int]) -> Iterator[bytes]:
         yield _encode_tagged("a", f"{attribute.name}|{attribute.kind.name}")
         values = attribute.value if attribute.kind.is_list else (attribute.value,)
-        if len(values) > 1 and (encode_list := _LIST_ENCODERS.get(type(values[0]))) and len(set(map(type, values))) == 1:
-            yield encode_list(values).encode()  # tree ensembles have thousands of numbers
+        types = set(map(type, values))
+        if len(values) > 1 and len(types) == 1 and types <= _LIST_ENCODERS.keys():
+            yield _LIST_ENCODERS[types.pop()](values).encode()  # tree ensembles have thousands of numbers
             return
         for value in values:
             if isinstance(value, Function):
-                yield from self.function(value, numbers)
+                yield from self.encode_function(value, numbers)
             elif isinstance(value, Constant):
-                yield self.constant(value)
+                yield self.encode_constant(value)
             elif isinstance(value, float):
                 yield _encode_tagged("f", value.hex())
             elif isinstance(value, bytes):
@@ -131,26 +132,26 @@ class _Encoder:
             elif isinstance(value, int | str):
                 yield _encode_tagged(type(value).__name__, str(value))
             else:
-                yield _encode_tagged("t", self.type(value))
+                yield _encode_tagged("t", self.encode_type(value))
 
-    def type(self, type_: Type | None) -> str:
-        entry = self._texts.get(id(type_))
+    def encode_type(self, type_: Type | None) -> str:
+        entry = self._type_texts.get(id(type_))
         if entry is None:
-            entry = self._texts[id(type_)] = type_, self._text(type_)
+            entry = self._type_texts[id(type_)] = type_, self._encode_type_text(type_)
         return entry[1]
 
-    def _text(self, type_: Type | None) -> str:
+    def _encode_type_text(self, type_: Type | None) -> str:
         if isinstance(type_, TensorType):
             if type_.shape is None:
                 return f"{type_.dtype}[...]"
-            return f"{type_.dtype}[{','.join(self.dim(d) for d in type_.shape)}]"
+            return f"{type_.dtype}[{','.join(self.encode_dim(d) for d in type_.shape)}]"
         if isinstance(type_, SequenceType | OptionalType):
-            return f"{type(type_).__name__}({self.type(type_.element)})"
+            return f"{type(type_).__name__}({self.encode_type(type_.element)})"
         if isinstance(type_, MapType):
-            return f"map({type_.key},{self.type(type_.value)})"
+            return f"map({type_.key},{self.encode_type(type_.value)})"
         return "?"
 
-    def dim(self, dim: Any) -> str:
+    def encode_dim(self, dim: Any) -> str:
         if isinstance(dim, str):
             # Symbolic extents are numbered like values, so their names do not matter.
             return f"s{self.dims.setdefault(dim, len(self.dims))}"

@@ -117,7 +117,7 @@ def read_attributes(values: Mapping[str, Any]) -> tuple[Attribute, ...]:
 
 OPERATOR_PATTERN = re.compile(r"[\w.*?-]+")
 """The syntax of an operator pattern."""
-_HELP = "a pattern reads like 'Conv|Gemm' or 'name:/layer1/*'"
+_PATTERN_HINT = "a pattern reads like 'Conv|Gemm' or 'name:/layer1/*'"
 
 
 @lru_cache(maxsize=64)
@@ -143,20 +143,22 @@ class NodePattern:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse a text such as ``Conv|Gemm`` or ``name:/layer1/*``; raises OptionError if it is malformed."""
-        before, prefix, names = text.partition("name:")
-        by_name = bool(prefix) and not before.strip()
-        patterns = tuple(p.strip() for p in (names if by_name else text).split("|"))
+        by_name = text.strip().startswith("name:")
+        pattern_text = text.strip().removeprefix("name:")
+        patterns = tuple(pattern.strip() for pattern in pattern_text.split("|"))
         if not all(patterns):
-            raise OptionError(f"{text!r} is not a pattern of nodes; {_HELP}")
-        if not by_name and (invalid := [p for p in patterns if not OPERATOR_PATTERN.fullmatch(p)]):
-            raise OptionError(f"{invalid[0]!r} is no operator (letters, digits, '.', '*' and '?'); {_HELP}")
+            raise OptionError(f"{text!r} is not a pattern of nodes; {_PATTERN_HINT}")
+        for pattern in patterns:
+            if not by_name and not OPERATOR_PATTERN.fullmatch(pattern):
+                raise OptionError(f"{pattern!r} is no operator (letters, digits, '.', '*' and '?'); {_PATTERN_HINT}")
         return cls(patterns, by_name)
 
     def matches(self, node: Node) -> bool:
         return compile_patterns(self.patterns).fullmatch(node.name if self.by_name else node.op) is not None
 
     def __str__(self) -> str:
-        return f"{'name:' * self.by_name}{'|'.join(self.patterns)}"
+        prefix = "name:" if self.by_name else ""
+        return prefix + "|".join(self.patterns)
 
 
 ATEN_DOMAIN = "aten"
@@ -214,10 +216,12 @@ class OpaqueCall:
     @classmethod
     def read(cls, node: Node) -> OpaqueCall:
         """Decode the call from a node; raises ModelError if the attributes are malformed."""
-        operator, text = node.attr("operator"), node.attr("call")
+        operator = node.attr("operator")
         try:
-            call = json.loads(text)  # from a file, so that any text and any depth is possible
-            args, kwargs = tuple(map(_decode, call["args"])), {name: _decode(item) for name, item in call["kwargs"].items()}
+            # The text comes from a file: it may be anything, also deeply nested.
+            call = json.loads(node.attr("call"))
+            args = tuple(_decode(item) for item in call["args"])
+            kwargs = {name: _decode(item) for name, item in call["kwargs"].items()}
         except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
             raise ModelError(f"node {node.name!r} ({node.op}) does not describe a call of an operator: {error}") from error
         if not isinstance(operator, str):
@@ -227,16 +231,19 @@ class OpaqueCall:
     def resolve(self, change: Callable[[Tagged], Any]) -> tuple[list[Any], dict[str, Any]]:
         """Replace each `Tagged` argument by ``change(tagged)``; ``float`` and ``complex`` become Python numbers."""
 
-        def resolve(item: Any) -> Any:
+        def resolve_item(item: Any) -> Any:
             if isinstance(item, list):
-                return [resolve(inner) for inner in item]
+                return [resolve_item(inner) for inner in item]
             if not isinstance(item, Tagged):
                 return item
             if item.kind == "float":
                 return float(item.value)
-            return complex(*item.value) if item.kind == "complex" else change(item)
+            if item.kind == "complex":
+                return complex(*item.value)
+            return change(item)
 
-        return [resolve(item) for item in self.args], {name: resolve(item) for name, item in self.kwargs.items()}
+        args = [resolve_item(item) for item in self.args]
+        return args, {name: resolve_item(item) for name, item in self.kwargs.items()}
 
 
 def _encode(item: Any) -> Any:
@@ -307,7 +314,7 @@ class FreshNames:
         return self.reserve(f"{base}_{count}")
 
     def mark(self) -> tuple[int, dict[str, int]]:
-        """Return a savepoint for `rewind`."""
+        """Return a savepoint, from which `rewind` restores the names in use."""
         return len(self._used), dict(self._counts)
 
     def rewind(self, mark: tuple[int, dict[str, int]]) -> None:
@@ -338,7 +345,7 @@ def list_names(function: Function) -> Iterator[str]:
 
 def rename_node(node: Node, values: Mapping[str, str], nodes: Mapping[str, str]) -> Node:
     """Rename a node, its values and control predecessors, also in bodies; ``values`` and ``nodes`` map old to new names."""
-    # Bodies are renamed with the same mapping: their names never shadow outer ones.
+    # Bodies are renamed by the same mapping, because a name in a body never shadows an outer name.
     return replace(
         node,
         inputs=tuple(values.get(n, n) for n in node.inputs),

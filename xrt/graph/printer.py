@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from xrt.html.views import Box, Edge
 
 
-# Constants up to this many elements are printed as numbers.
 MAX_PRINTED_ELEMENTS = 16
+"""Constants of up to this many elements are printed as numbers."""
 KEYWORDS = frozenset(
     {"_", "after", "alias", "base64", "bytes", "const", "doc", "function", "meta", "on", "opset", "sha256", "tensor", "type"}
 )
@@ -48,7 +48,7 @@ def format_function(function: Function, *, complete: bool = False) -> str:
 
     Without ``complete``, constants of more than `MAX_PRINTED_ELEMENTS` elements are printed as digests, which `parse` rejects.
     """
-    return "\n".join(_Printer(complete).function(function, "", ""))
+    return "\n".join(_Printer(complete).list_lines(function, "", ""))
 
 
 def format_type(type_: Type | None) -> str:
@@ -56,7 +56,7 @@ def format_type(type_: Type | None) -> str:
     if isinstance(type_, TensorType):
         if type_.shape is None:
             return f"{type_.dtype}[...]"
-        extents = ("?" if dim is None else _name(dim) if isinstance(dim, str) else str(dim) for dim in type_.shape)
+        extents = ("?" if dim is None else _format_name(dim) if isinstance(dim, str) else str(dim) for dim in type_.shape)
         return f"{type_.dtype}[{','.join(extents)}]"
     if isinstance(type_, MapType):
         return f"map({type_.key},{format_type(type_.value)})"
@@ -65,17 +65,17 @@ def format_type(type_: Type | None) -> str:
     return "?"
 
 
-def _name(name: str) -> str:
+def _format_name(name: str) -> str:
     return name if _WORD.fullmatch(name) and name not in KEYWORDS else _quote(name)
 
 
-def _domain(domain: str) -> str:
+def _format_domain(domain: str) -> str:
     """Print a domain; the empty domain prints as ai.onnx, so a domain with that literal name is quoted."""
-    return _quote(domain) if domain == "ai.onnx" else _name(domain or "ai.onnx")
+    return _quote(domain) if domain == "ai.onnx" else _format_name(domain or "ai.onnx")
 
 
-def _value_name(name: str) -> str:
-    return _name(name) if name else "_"
+def _format_value_name(name: str) -> str:
+    return _format_name(name) if name else "_"
 
 
 def _quote(text: str) -> str:
@@ -88,66 +88,63 @@ class _Printer:
     def __init__(self, complete: bool) -> None:
         self.complete = complete
 
-    def function(self, function: Function, indent: str, head: str) -> Iterator[str]:
+    def list_lines(self, function: Function, indent: str, head: str) -> Iterator[str]:
         """Yield the lines of a Function, each after ``indent``; ``head`` is prepended to the first one."""
-        inputs, outputs = (
-            ", ".join(f"{_value_name(value.name)}: {format_type(value.type)}" for value in values)
-            for values in (function.inputs, function.outputs)
-        )
-        yield f"{indent}{head}function {_name(function.name)}({inputs}) -> ({outputs}) {{"
+        inputs, outputs = _format_values(function.inputs), _format_values(function.outputs)
+        yield f"{indent}{head}function {_format_name(function.name)}({inputs}) -> ({outputs}) {{"
         inner = indent + "  "
-        yield from (inner + line for line in self._declarations(function))
+        yield from (inner + line for line in self._list_declarations(function))
         for node in function.nodes:
-            yield from self._node(node, function, inner)
+            yield from self._list_node_lines(node, function, inner)
         yield indent + "}"
 
-    def _declarations(self, function: Function) -> Iterator[str]:
+    def _list_declarations(self, function: Function) -> Iterator[str]:
         if function.doc:
             yield f"doc {_quote(function.doc)}"
         for domain, version in function.opsets.items():
-            yield f"opset {_domain(domain)} {version}"
+            yield f"opset {_format_domain(domain)} {version}"
         for key, text in function.metadata.items():
             yield f"meta {_quote(key)} = {_quote(text)}"
         for target, source in function.aliases:
-            yield f"alias {_name(target)} = {_name(source)}"
+            yield f"alias {_format_name(target)} = {_format_name(source)}"
         for name, type_ in function.types.items():
             if function.producer_index(name) is None:  # the types of node outputs are printed with the nodes
-                yield f"type {_name(name)}: {format_type(type_)}"
+                yield f"type {_format_name(name)}: {format_type(type_)}"
         for name, constant in function.constants.items():
-            yield f"const {_name(name)}: {format_type(constant.type)} = {self._format_constant(constant)}"
+            yield f"const {_format_name(name)}: {format_type(constant.type)} = {self._format_constant(constant)}"
 
-    def _node(self, node: Node, function: Function, indent: str) -> Iterator[str]:
+    def _list_node_lines(self, node: Node, function: Function, indent: str) -> Iterator[str]:
         outputs = ", ".join(_format_output(name, function) for name in node.outputs) or "()"
-        domain = f"{_name(node.domain)}::" if node.domain else ""
-        start = f"{indent}{outputs} = {domain}{_name(node.op_type)}({', '.join(map(_value_name, node.inputs))})"
-        end = f" @{_name(node.name)}" if node.name != next(node.defined_names, "") else ""
+        domain = f"{_format_name(node.domain)}::" if node.domain else ""
+        start = f"{indent}{outputs} = {domain}{_format_name(node.op_type)}({', '.join(map(_format_value_name, node.inputs))})"
+        end = f" @{_format_name(node.name)}" if node.name != next(node.defined_names, "") else ""
         end += f" on {_quote(node.device)}" if node.device else ""
-        end += f" after {', '.join(map(_name, node.control))}" if node.control else ""
+        end += f" after {', '.join(map(_format_name, node.control))}" if node.control else ""
         if any(a.kind in (AttrKind.GRAPH, AttrKind.GRAPHS) for a in node.attributes):
             yield start + " {"
             for attribute in node.attributes:
-                yield from self._attribute_lines(attribute, indent + "  ")
+                yield from self._list_attribute_lines(attribute, indent + "  ")
             yield f"{indent}}}{end}"
         else:
-            attributes = ", ".join(f"{_name(a.name)} = {self._attribute(a)}" for a in node.attributes)
+            attributes = ", ".join(f"{_format_name(a.name)} = {self._format_attribute(a)}" for a in node.attributes)
             yield f"{start}{f' {{{attributes}}}' if attributes else ''}{end}"
 
-    def _attribute_lines(self, attribute: Attribute, indent: str) -> Iterator[str]:
+    def _list_attribute_lines(self, attribute: Attribute, indent: str) -> Iterator[str]:
         """Yield the lines of one attribute of a node with bodies, ending with a comma."""
-        head = f"{_name(attribute.name)} = "
+        head = f"{_format_name(attribute.name)} = "
         if attribute.kind is AttrKind.GRAPH:
-            *lines, last = self.function(attribute.value, indent, head)
+            *lines, last = self.list_lines(attribute.value, indent, head)
             yield from (*lines, last + ",")
         elif attribute.kind is AttrKind.GRAPHS and attribute.value:
             yield f"{indent}{head}["
             for body in attribute.value:
-                *lines, last = self.function(body, indent + "  ", "")
+                *lines, last = self.list_lines(body, indent + "  ", "")
                 yield from (*lines, last + ",")
             yield indent + "],"
         else:
-            yield f"{indent}{head}{self._attribute(attribute)},"
+            yield f"{indent}{head}{self._format_attribute(attribute)},"
 
-    def _attribute(self, attribute: Attribute) -> str:
+    def _format_attribute(self, attribute: Attribute) -> str:
         kind = attribute.kind
         if kind.is_list and not attribute.value:
             return f"{kind.name.lower()} []"
@@ -155,7 +152,7 @@ class _Printer:
         if kind.element is AttrKind.TENSOR:
             texts = [f"tensor {format_type(item.type)} {self._format_constant(item)}" for item in items]
         else:
-            texts = [_ITEMS[kind.element](item) for item in items]
+            texts = [_FORMAT_ITEM[kind.element](item) for item in items]
         return f"[{', '.join(texts)}]" if kind.is_list else texts[0]
 
     def _format_constant(self, constant: Constant) -> str:
@@ -167,14 +164,18 @@ class _Printer:
         return texts[0] if constant.shape == () else f"[{', '.join(texts)}]"
 
 
+def _format_values(values: Sequence[Value]) -> str:
+    return ", ".join(f"{_format_value_name(value.name)}: {format_type(value.type)}" for value in values)
+
+
 def _format_output(name: str, function: Function) -> str:
     type_ = function.types.get(name) if name else None
-    return f"{_value_name(name)}: {format_type(type_)}" if type_ is not None else _value_name(name)
+    return f"{_format_value_name(name)}: {format_type(type_)}" if type_ is not None else _format_value_name(name)
 
 
-_ITEMS: dict[AttrKind, Callable[[Any], str]] = {
+_FORMAT_ITEM: dict[AttrKind, Callable[[Any], str]] = {
     AttrKind.INT: str,
-    AttrKind.FLOAT: lambda value: _float(np.float32(value)),
+    AttrKind.FLOAT: lambda value: _format_float(np.float32(value)),
     AttrKind.STRING: lambda value: _quote(value) if isinstance(value, str) else f'bytes "{value.hex()}"',
     AttrKind.TYPE: lambda value: f"type {format_type(value)}",
 }
@@ -184,12 +185,12 @@ _ITEMS: dict[AttrKind, Callable[[Any], str]] = {
 
 
 def format_elements(constant: Constant) -> list[str] | None:
-    """Print each element as text; None for too many numbers, or if parsing the text would not restore every bit."""
+    """Print each element as text. None for too many numbers, or if parsing the texts would not restore every bit."""
     if constant.dtype is DType.STRING:
         return [_quote(text) for text in constant.array.flat]
     if constant.array.size > MAX_PRINTED_ELEMENTS or constant.dtype.numpy.kind == "c":
         return None
-    texts = [_number(element, constant.dtype) for element in constant.array.flat]
+    texts = [_format_number(element, constant.dtype) for element in constant.array.flat]
     # Numbers lose the payload of a NaN; such constants are printed in base64.
     return texts if parse_numbers(texts, constant.dtype).tobytes() == constant.array.tobytes() else None
 
@@ -197,8 +198,9 @@ def format_elements(constant: Constant) -> list[str] | None:
 def parse_numbers(texts: list[str], dtype: DType) -> np.ndarray[Any, Any]:
     """Parse numbers to a 1-d array; raises ValueError or OverflowError for text that is not a value of ``dtype``."""
     if dtype is DType.BOOL:
-        if (invalid := next((text for text in texts if text not in ("true", "false")), None)) is not None:
-            raise ValueError(f"{invalid!r} is neither true nor false")
+        for text in texts:
+            if text not in ("true", "false"):
+                raise ValueError(f"{text!r} is neither true nor false")
         return np.asarray([text == "true" for text in texts], dtype.numpy)
     if dtype.is_integer:
         wide = np.asarray([int(text) for text in texts], np.uint64 if dtype is DType.UINT64 else np.int64)
@@ -217,15 +219,15 @@ def parse_numbers(texts: list[str], dtype: DType) -> np.ndarray[Any, Any]:
     return wide.astype(dtype.numpy)
 
 
-def _number(element: Any, dtype: DType) -> str:
+def _format_number(element: Any, dtype: DType) -> str:
     if dtype is DType.BOOL:
         return "true" if element else "false"
     if dtype.is_integer:
         return str(int(element))
-    return repr(float(element)) if dtype is DType.FLOAT64 else _float(np.float32(element))
+    return repr(float(element)) if dtype is DType.FLOAT64 else _format_float(np.float32(element))
 
 
-def _float(number: np.float32) -> str:
+def _format_float(number: np.float32) -> str:
     """The shortest text that restores the float32, always recognizable as a float."""
     text = str(number)
     return text if any(c in text for c in ".en") else f"{text}.0"
@@ -233,10 +235,10 @@ def _float(number: np.float32) -> str:
 
 # ---------------------------------------------------------------------- in a notebook
 
-# The cell includes the text of Functions up to this many nodes.
 MAX_PRINTED_NODES = 200
-# Rows of the operator table; further operators are summed up in one row.
+"""The cell includes the text of Functions of up to this many nodes."""
 MAX_OPERATOR_ROWS = 12
+"""Rows of the table of operators; the last row has the sum of all others."""
 
 
 def render_function(function: Function) -> str:
@@ -250,21 +252,20 @@ def render_function(function: Function) -> str:
         "operators of": ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in function.opsets.items()) or None,
         "updates": ", ".join(f"{target} with {source}" for target, source in function.aliases) or None,
     }
-    ends: tuple[tuple[Sequence[Value], str], ...] = ((function.inputs, "input"), (function.outputs, "output"))
-    kinds = Counter(node.op for node in function.nodes).most_common()
-    others = (
-        [(format_count(len(kinds) - MAX_OPERATOR_ROWS, "other kind"), sum(n for _, n in kinds[MAX_OPERATOR_ROWS:]))]
-        if len(kinds) > MAX_OPERATOR_ROWS
-        else []
-    )
+    ends = [(value.name, "input", format_type(value.type)) for value in function.inputs]
+    ends += [(value.name, "output", format_type(value.type)) for value in function.outputs]
+    counts = Counter(node.op for node in function.nodes).most_common()
+    operators = counts[:MAX_OPERATOR_ROWS]
+    if other_counts := counts[MAX_OPERATOR_ROWS:]:
+        operators.append((format_count(len(other_counts), "other kind"), sum(count for _, count in other_counts)))
     return render_cell(
         "function.html",
         name=function.name,
         doc=function.doc,
         facts=facts,
-        ends=[(value.name, role, format_type(value.type)) for values, role in ends for value in values],
+        ends=ends,
         drawing=_draw(function) if function.nodes else None,
-        operators=[*kinds[:MAX_OPERATOR_ROWS], *others],
+        operators=operators,
         text=str(function) if len(function.nodes) <= MAX_PRINTED_NODES else "",
     )
 
@@ -290,12 +291,14 @@ def _make_box(function: Function, group: range) -> Box:
     if first is last:
         output_type = next((format_type(function.get_type(name)) for name in first.defined_names), "")
         return Box((first.op, first.name, output_type), "op", f"{first.name} ({first.op})")
-    kinds = ", ".join(f"{op} ×{count}" if count > 1 else op for op, count in Counter(node.op for node in nodes).most_common())
-    return Box((format_count(len(nodes), "node"), kinds, f"{first.name} to {last.name}"), "op", f"{first.name} to {last.name}")
+    counts = Counter(node.op for node in nodes).most_common()
+    operators = ", ".join(f"{op} ×{count}" if count > 1 else op for op, count in counts)
+    span = f"{first.name} to {last.name}"
+    return Box((format_count(len(nodes), "node"), operators, span), "op", span)
 
 
 def _find_flows(function: Function, groups: Sequence[range]) -> dict[Edge, int]:
-    """Sum the bytes that flow from box to box. A value counts once per box that reads it; unknown sizes count as 0."""
+    """Sum the bytes that flow between boxes. A value counts once for each box that reads it; an unknown size counts as 0."""
     from xrt.html.views import INPUTS_BOX
 
     box_of = {index: box for box, group in enumerate(groups, 1) for index in group}

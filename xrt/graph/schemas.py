@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from xrt.graph.function import Function
 
 
-# `onnx` takes versions as 32-bit integers; a model may contain larger ones.
 _VERSION_LIMIT = 1 << 31
+"""`onnx` accepts versions as 32-bit integers; a model may contain larger numbers."""
 
 
 @lru_cache(maxsize=4096)
@@ -50,8 +50,8 @@ def latest_opset() -> int:
     return int(defs.onnx_opset_version())
 
 
-# How schemas encode that the number of inputs or outputs is unlimited.
 UNBOUNDED = 2**31 - 1
+"""The number by which schemas say that the number of inputs or outputs is unlimited."""
 
 
 class FormalParameter:
@@ -69,7 +69,7 @@ class FormalParameter:
         """Whether all values of a variadic parameter have the same type."""
 
 
-# Other attribute types have the same name in AttrKind.
+# ONNX's names of attribute types that AttrKind names differently.
 _KINDS = {
     "TYPE_PROTO": AttrKind.TYPE,
     "TYPE_PROTOS": AttrKind.TYPES,
@@ -126,7 +126,7 @@ class Operator:
         return f"{self.domain}.{self.name}" if self.domain else self.name
 
     def formal_input(self, index: int) -> FormalParameter:
-        """The declaration of input ``index``; that of a variadic input is for all remaining ones."""
+        """The declaration of input ``index``. The last declaration, if variadic, is for all further inputs too."""
         return self.inputs[min(index, len(self.inputs) - 1)]
 
     def formal_output(self, index: int) -> FormalParameter:
@@ -180,7 +180,7 @@ def why_deprecated(operator: Operator, version: int) -> str:
 
 
 def why_unknown(op_type: str, version: int, domain: str) -> str:
-    """Explain why an operator is unknown: it was introduced later, or is misspelled (with the closest name)."""
+    """Explain why an operator is unknown: a later opset introduced it, or its name is misspelled."""
     title = format_domain(domain)
     if op_type in list_operator_names(domain):
         first = _load_history()[domain][op_type][0]
@@ -222,7 +222,7 @@ def format_domain(domain: str) -> str:
 
 
 Inference: TypeAlias = Callable[[Node, Mapping[str, Type], Mapping[str, Constant], Mapping[str, int]], Sequence[Type | None]]
-"""Infers the output types of a node from its input types, constant inputs and the opsets.
+"""Infers the output types of a node. The arguments are the node, the input types, the constant inputs and the opsets.
 
 The type of an output is None if unknown. Raises ModelError if the inputs contradict the operator.
 """
@@ -255,10 +255,10 @@ def parse_onnx_type(text: str) -> Type | None:
 
 
 def bind_types(operator: Operator, types: Sequence[Type | None], names: Sequence[str] = ()) -> dict[str, str]:
-    """Map the type variables of an operator (``T``) to the spelling of the actual input types (``tensor(float)``).
+    """Map the type variables of an operator (``T``) to the actual input types in ONNX's spelling (``tensor(float)``).
 
-    Raises ModelError if an input type is not allowed, or if two inputs that share a type variable differ. The error mentions
-    ``names``, the names of the values, if passed.
+    Raises ModelError if an input type is not allowed, or if two inputs that share a type variable differ. ``names`` are the names
+    of the values for the error.
     """
     bound: dict[str, tuple[int, str]] = {}
     for index, type_ in enumerate(types):
@@ -286,11 +286,12 @@ def bind_types(operator: Operator, types: Sequence[Type | None], names: Sequence
 
 def _list_types(types: frozenset[str]) -> str:
     sorted_types = sorted(types)
-    return ", ".join(sorted_types[:12]) + (f" and {len(sorted_types) - 12} more" if len(sorted_types) > 12 else "")
+    more = f" and {len(sorted_types) - 12} more" if len(sorted_types) > 12 else ""
+    return ", ".join(sorted_types[:12]) + more
 
 
 def infer_output_types(operator: Operator, node: Node, bound: Mapping[str, str]) -> tuple[Type | None, ...]:
-    """Infer the output types that the schema alone determines, without extents; None for the other outputs."""
+    """Infer the output types that follow from the schema and the bound types, without extents; None for other outputs."""
     return tuple(_infer_output_type(operator, index, node, bound) for index in range(len(node.outputs)))
 
 
@@ -308,26 +309,25 @@ def _find_selected_dtype(operator: Operator, node: Node) -> DType | None:
     """Find the element type that an attribute selects: ``to`` of Cast, ``dtype`` of RandomNormal, ``value`` of Constant."""
     for name in DTYPE_ATTRIBUTES:
         number = node.attr(name) or getattr(operator.attributes.get(name), "default", None)
-        if number:  # 0 is TensorProto.UNDEFINED, the default of attributes that then select nothing
+        if number:  # 0 is TensorProto.UNDEFINED: the attribute selects no type
             return DType.from_onnx(number)
     value = node.attr("value")
     if isinstance(value, Constant):
         return value.dtype
-    # Without a value ConstantOfShape fills in float32 zeros; its schema has no default to read that from.
+    # Without the attribute, ConstantOfShape makes float32 zeros; its schema does not have this default.
     return DType.FLOAT32 if operator.name == "ConstantOfShape" else None
 
 
 def join_types(a: Type | None, b: Type | None) -> Type | None:
-    """The common supertype of two types: differing extents become unknown. None if the types are incompatible."""
+    """Compute the common supertype of two types: extents that differ become unknown. None if the types are incompatible."""
     if isinstance(a, TensorType) and isinstance(b, TensorType) and a.dtype is b.dtype:
         if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
             return TensorType(a.dtype)
-        pairs = zip(a.shape, b.shape, strict=True)
-        return TensorType(a.dtype, tuple(x if x == y and type(x) is type(y) else None for x, y in pairs))
+        return TensorType(a.dtype, tuple(x if x == y else None for x, y in zip(a.shape, b.shape, strict=True)))
     if isinstance(a, SequenceType) and isinstance(b, SequenceType):
         element = join_types(a.element, b.element)
         return None if element is None else SequenceType(element)
-    if isinstance(a, OptionalType) or isinstance(b, OptionalType):  # optional on one side: optional in the result
+    if isinstance(a, OptionalType) or isinstance(b, OptionalType):  # the supertype is optional if one of the types is
         element = join_types(_unwrap_optional(a), _unwrap_optional(b))
         return None if element is None else OptionalType(element)
     return a if a == b else None

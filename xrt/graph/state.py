@@ -43,7 +43,7 @@ def list_states(function: Function) -> tuple[State, ...]:
 
     Raises ModelError for malformed metadata and for anything `find_violations` reports.
     """
-    states = _read(function)
+    states = _read_states(function)
     if (violation := next(find_violations(function), None)) is not None:
         raise ModelError(f"function {function.name!r} is not valid: {violation}")
     index_of = {value.name: index for index, value in enumerate(function.inputs)}
@@ -71,7 +71,7 @@ def _has_fixed_type(function: Function, state: State) -> bool:
     return before == after and isinstance(before, TensorType) and before.shape is not None and None not in before.shape
 
 
-def _read(function: Function) -> tuple[State, ...]:
+def _read_states(function: Function) -> tuple[State, ...]:
     stored = function.metadata.get(STATE_KEY)
     if stored is None:
         return tuple(State(before, after) for before, after in function.aliases)
@@ -82,8 +82,8 @@ def _read(function: Function) -> tuple[State, ...]:
         pairs = None
     if not isinstance(pairs, list) or not all(_is_pair(pair) for pair in pairs):
         raise ModelError(
-            f"metadata {STATE_KEY!r} of function {function.name!r} is {stored[:80]!r}; it must be a list of pairs, like "
-            '[["input", "output"]], each with a number for the first value as a third entry where that is not 0'
+            f"metadata {STATE_KEY!r} of function {function.name!r} is {stored[:80]!r}; it must be a list of pairs such as "
+            '["input", "output"], each with an optional number as third entry: the initial fill value'
         )
     return tuple(State(*pair) for pair in pairs)
 
@@ -101,14 +101,14 @@ def find_violations(function: Function) -> Iterator[str]:
         return
     inputs, outputs = ([value.name for value in values] for values in (function.inputs, function.outputs))
     seen: set[str] = set()
-    for state in _read(function):
+    for state in _read_states(function):
         name = f"state {state.input!r}"
         if state.input not in inputs:
             yield f"{name} is not an input.{did_you_mean(state.input, inputs)}"
         elif state.output not in outputs:
-            yield f"{name} is to become {state.output!r}, which is not an output.{did_you_mean(state.output, outputs)}"
+            yield f"{name}: its next value {state.output!r} is not an output.{did_you_mean(state.output, outputs)}"
         elif repeated := {state.input, state.output} & seen:
-            yield f"{min(repeated)!r} is in two states; a state has an input and an output of its own"
+            yield f"{min(repeated)!r} belongs to two states; each state needs a different input and output"
         else:
             yield from _check_types(function, state)
         seen |= {state.input, state.output}
@@ -119,9 +119,9 @@ def _check_types(function: Function, state: State) -> Iterator[str]:
     if before is None or after is None:
         return
     if not isinstance(before, TensorType) or not isinstance(after, TensorType):
-        yield f"state {state.input!r} is {before} and becomes {state.output!r}, {after}; a state is a tensor"
+        yield f"state {state.input!r} is {before}, and its next value {state.output!r} is {after}; both must be tensors"
     elif not may_equal(before, after):
-        yield f"state {state.input!r} is {before}, but {state.output!r}, its next value, is {after}; they must be of one type"
+        yield f"state {state.input!r} is {before}, but its next value {state.output!r} is {after}; both must have one type"
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class DType(enum.Enum):
             return _BY_ONNX[number]
         except KeyError:
             numbers = f"{min(_BY_ONNX)} to {max(_BY_ONNX)}"
-            raise ModelError(f"element type {number} is not one of ONNX's that XRT knows ({numbers})") from None
+            raise ModelError(f"element type {number} is unknown; XRT knows ONNX's types {numbers}") from None
 
     @classmethod
     def parse(cls, text: str) -> DType:
@@ -114,7 +114,7 @@ _BY_TEXT = {d.text: d for d in DType}
 _BY_NUMPY = {d.numpy: d for d in DType if d is not DType.STRING}
 LARGEST_EXTENT = 2**63 - 1  # ONNX stores extents as int64
 Dim: TypeAlias = int | str | None
-"""A fixed extent, a symbolic name for one known only at run time, or None if unknown."""
+"""An extent of a shape: a number, a symbolic name if it is known only at run time, or None if nothing is known."""
 Shape: TypeAlias = tuple[Dim, ...]
 
 
@@ -157,7 +157,7 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class SequenceType:
-    """A list of values of one type; a Python list at run time."""
+    """A sequence of values of one type; a Python list at run time."""
 
     element: Type
 

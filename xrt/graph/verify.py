@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from xrt.graph.node import Node
 
 
-MAX_LISTED_VIOLATIONS = 20  # violations listed in one error
+MAX_LISTED_VIOLATIONS = 20
+"""Violations that one error lists."""
 LAUNCH_DOMAIN = "xrt"
 """Domain of launch nodes. It has no versions, so Functions need not import it."""
-# Limits the search for a similar name in a large model.
 MAX_HINT_CANDIDATES = 2000
+"""Names that are searched for a similar one; a model may have millions."""
 Rule: TypeAlias = Callable[..., Iterator[str]]
-"""Yields the violations in a `_Scope` (function rules) or `_Case` (node rules)."""
+"""Yields a text for each violation: in a `_Scope` by a rule of Functions, in a `_Case` by a rule of nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,10 @@ class _Scope:
     """A Function and the scope that encloses it."""
 
     function: Function
-    where: str = ""  # prefix of the messages
+    prefix: str = ""
+    """Prefix of messages, which names the body; empty for the outermost Function."""
     outer: _Scope | None = None
-    """For a body, the scope of its node, in which captured values are looked up."""
+    """For a body: the scope of the node that has the body. Captured values are defined there."""
 
     def type_of(self, name: str) -> Type | None:
         """The type of a value defined or captured by the Function; None if unknown."""
@@ -49,7 +51,7 @@ class _Scope:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A node and its operator, which is None in an opaque domain."""
+    """A node to check, with its operator. The operator is None if ``onnx`` does not describe the domain."""
 
     node: Node
     scope: _Scope
@@ -87,12 +89,13 @@ def _raise_violations(function: Function, violations: Iterator[str]) -> None:
         raise ModelError(f"function {function.name!r} is not valid: {first_violations[0]}")
     listed = "".join(f"\n  - {text}" for text in first_violations[:MAX_LISTED_VIOLATIONS])
     more = "\n  - and more" if len(first_violations) > MAX_LISTED_VIOLATIONS else ""
-    raise ModelError(f"function {function.name!r} breaks {len(first_violations[:MAX_LISTED_VIOLATIONS])} rules:{listed}{more}")
+    count = min(len(first_violations), MAX_LISTED_VIOLATIONS)
+    raise ModelError(f"function {function.name!r} breaks {count} rules:{listed}{more}")
 
 
 def _find_violations(scope: _Scope, rules: Sequence[Rule], node_rules: Sequence[Rule]) -> Iterator[str]:
     for rule in rules:
-        yield from (scope.where + text for text in rule(scope))
+        yield from (scope.prefix + text for text in rule(scope))
     valid_keys: set[object] = set()
     for node in scope.function.nodes:
         key = _make_key(node, scope)
@@ -102,22 +105,25 @@ def _find_violations(scope: _Scope, rules: Sequence[Rule], node_rules: Sequence[
         operator = None if version is None else find_operator(node.op_type, version, node.domain)
         case = _Case(node, scope, operator, version)
         texts = [text for rule in node_rules for text in rule(case)]
-        yield from (f"{scope.where}node {node.name!r} ({node.op}): {text}" for text in texts)
+        yield from (f"{scope.prefix}node {node.name!r} ({node.op}): {text}" for text in texts)
         # A violation is reported for every node, and bodies are checked one by one.
         if not texts and not node.bodies:
             valid_keys.add(key)
         for body in node.bodies:
-            where = f"{scope.where}in body {body.name!r} of node {node.name!r}: "
-            yield from _find_violations(_Scope(body, where, scope), rules, node_rules)
+            prefix = f"{scope.prefix}in body {body.name!r} of node {node.name!r}: "
+            yield from _find_violations(_Scope(body, prefix, scope), rules, node_rules)
 
 
 def _make_key(node: Node, scope: _Scope) -> object:
-    """Make a key of all that the rules depend on: nodes with equal keys have equal violations."""
+    """Make a key of everything that the rules depend on: nodes with equal keys have equal violations."""
     type_of = scope.function.get_type if scope.outer is None else scope.type_of
-    types = tuple([t.dtype if type(t := type_of(name)) is TensorType else t for name in node.inputs])
-    presence = tuple(map(bool, node.inputs)) if "" in node.inputs else None
-    attributes = tuple([(a.name, a.kind) for a in node.attributes])
-    return node.op_type, node.domain, types, presence, len(node.outputs), attributes, node.device
+    types = []
+    for name in node.inputs:
+        type_ = type_of(name)
+        types.append(type_.dtype if isinstance(type_, TensorType) else type_)  # the rules ignore extents
+    present_inputs = tuple(map(bool, node.inputs))
+    attributes = tuple([(attribute.name, attribute.kind) for attribute in node.attributes])
+    return node.op_type, node.domain, tuple(types), present_inputs, len(node.outputs), attributes, node.device
 
 
 # ---------------------------------------------------------------------- rules of a function
@@ -125,18 +131,19 @@ def _make_key(node: Node, scope: _Scope) -> object:
 
 def _captures_are_defined(scope: _Scope) -> Iterator[str]:
     if scope.outer is not None:
-        return  # the captures of a body are also captures of the Function around it, unless that defines them
+        return  # what a body captures is defined by the Function around it, or captured there too and reported once
     for name in scope.function.captures:
         hint = did_you_mean(name, islice(scope.function.value_names(), MAX_HINT_CANDIDATES))
         yield f"{_describe_reader(scope.function, name)} {name!r}, which nothing defines.{hint}"
 
 
 def _describe_reader(function: Function, name: str) -> str:
+    """Describe what reads a value, for a sentence that continues with the value's name."""
     for holder, node in function.walk():
         if name in node.inputs:
             location = "" if holder is function else f" in body {holder.name!r}"
             return f"node {node.name!r} ({node.op}){location} reads"
-    return "an output is" if any(v.name == name for v in function.outputs) else "the output of a body is"
+    return "an output is" if any(value.name == name for value in function.outputs) else "the output of a body is"
 
 
 def _values_have_names(scope: _Scope) -> Iterator[str]:
@@ -178,11 +185,12 @@ def _aliases_fit(scope: _Scope) -> Iterator[str]:
         elif target in seen:
             yield f"input {target!r} is updated by two aliases; its buffer can hold one value"
         else:
-            a, b = function.get_type(target), function.get_type(source)
-            if a is not None and b is not None and not may_equal(a, b):
-                yield f"alias {target!r} of {source!r}: the input is {a}, the output {b}; they must be of one type"
-            elif a is not None and not isinstance(a, TensorType):
-                yield f"alias {target!r} of {source!r}: the input is {a}; only a tensor has a buffer to update"
+            input_type, output_type = function.get_type(target), function.get_type(source)
+            alias = f"alias {target!r} of {source!r}: the input is {input_type}"
+            if input_type is not None and output_type is not None and not may_equal(input_type, output_type):
+                yield f"{alias}, the output {output_type}; they must be of one type"
+            elif input_type is not None and not isinstance(input_type, TensorType):
+                yield f"{alias}; only a tensor has a buffer to update"
         seen.add(target)
 
 
@@ -236,7 +244,7 @@ def _inputs_fit(case: _Case) -> Iterator[str]:
         return
     for index, name in enumerate(inputs):
         if not name and not operator.formal_input(index).is_optional:
-            yield f"input {index + 1} ({operator.formal_input(index).name}) is left out, but the operator needs it"
+            yield f"input {index + 1} ({operator.formal_input(index).name}) is omitted, but the operator requires it"
 
 
 def _outputs_fit(case: _Case) -> Iterator[str]:
@@ -270,18 +278,17 @@ def _types_fit(case: _Case) -> Iterator[str]:
 
 
 def _bodies_fit(case: _Case) -> Iterator[str]:
-    counts = None if case.operator is None else _BODY_COUNTS.get(case.operator.name)
-    if counts is None or case.operator is None:
+    if case.operator is None or case.operator.name not in _BODY_COUNTS:
         return
-    inputs, outputs = counts(case.node, case.operator)
+    inputs, outputs = _BODY_COUNTS[case.operator.name](case.node, case.operator)
     for body in case.node.bodies:
         if len(body.inputs) != inputs:
-            yield f"body {body.name!r} takes {len(body.inputs)} input(s); the node gives it {inputs}"
+            yield f"body {body.name!r} has {len(body.inputs)} input(s); the node passes {inputs}"
         if len(body.outputs) != outputs:
-            yield f"body {body.name!r} gives {len(body.outputs)} output(s); the node needs {outputs}"
+            yield f"body {body.name!r} has {len(body.outputs)} output(s); the node needs {outputs}"
 
 
-# The number of inputs and outputs that a body must have.
+# Operator to a function that computes the number of inputs and outputs of its bodies.
 _BODY_COUNTS: dict[str, Callable[[Node, Operator], tuple[int, int]]] = {
     "If": lambda node, _: (0, len(node.outputs)),
     "Loop": lambda node, _: (max(len(node.inputs), 2), len(node.outputs) + 1),  # inputs: iteration, condition; outputs: condition
@@ -293,41 +300,45 @@ _BODY_COUNTS: dict[str, Callable[[Node, Operator], tuple[int, int]]] = {
 
 def _device_is_valid(case: _Case) -> Iterator[str]:
     if case.node.device and not is_device(case.node.device):
-        yield f"device {case.node.device!r} is none; it is 'cpu', 'cuda' or one of them with a number, as 'cuda:1'"
+        yield f"device {case.node.device!r} is unknown; a device is 'cpu', 'cuda', or has a number, such as 'cuda:1'"
 
 
 def _results_fit(case: _Case) -> Iterator[str]:
-    """Yield a violation for each result of a body that has the wrong type; extents are ignored."""
+    """Yield a violation for each output of a body that has the wrong type; extents are ignored."""
     if case.node.op == "If":
-        then_scope, else_scope = (_Scope(case.node.attr(name), outer=case.scope) for name in ("then_branch", "else_branch"))
-        # Branches of different lengths are reported by `_bodies_fit`.
+        then_scope = _Scope(case.node.attr("then_branch"), outer=case.scope)
+        else_scope = _Scope(case.node.attr("else_branch"), outer=case.scope)
+        # Branches with different numbers of outputs are reported by `_bodies_fit`.
         pairs = zip(then_scope.function.outputs, else_scope.function.outputs, strict=False)
-        for index, (a, b) in enumerate(pairs):
-            x, y = then_scope.type_of(a.name), else_scope.type_of(b.name)
-            if _differ(x, y):
-                yield f"the branches must give one type as output {index + 1}; {a.name!r} is {x} and {b.name!r} is {y}"
-    for before, body, after in _find_carried_values(case):
-        x, y = case.scope.type_of(before), _Scope(body, outer=case.scope).type_of(after)
-        if _differ(x, y):
-            yield f"what body {body.name!r} carries must keep its type; {before!r} is {x} and {after!r} is {y}"
+        for number, (a, b) in enumerate(pairs, 1):
+            then_type, else_type = then_scope.type_of(a.name), else_scope.type_of(b.name)
+            if _differ(then_type, else_type):
+                types = f"{a.name!r} is {then_type} and {b.name!r} is {else_type}"
+                yield f"output {number} of both branches must have one type; {types}"
+    for name, body, output in _find_carried_values(case):
+        type_before, type_after = case.scope.type_of(name), _Scope(body, outer=case.scope).type_of(output)
+        if _differ(type_before, type_after):
+            types = f"{name!r} is {type_before} and {output!r} is {type_after}"
+            yield f"a carried value of body {body.name!r} must keep its type; {types}"
 
 
 def _find_carried_values(case: _Case) -> Iterator[tuple[str, Function, str]]:
-    """Yield each loop-carried value of a Loop or Scan: name outside, body, and name of the body's output."""
+    """Yield each loop-carried value of a Loop or Scan: the node's input, the body, and the body's output."""
     node = case.node
     if node.op == "Loop":
-        yield from (
-            (a, body, b.name) for body in node.bodies for a, b in zip(node.inputs[2:], body.outputs[1:], strict=False) if a
-        )
+        inputs, first_output = node.inputs[2:], 1  # without trip count and condition
     elif node.op == "Scan" and case.operator is not None and case.operator.since_version >= 9:  # 8 has an input for lengths
-        count = len(node.inputs) - node.attr("num_scan_inputs", 0)
-        yield from (
-            (a, body, b.name) for body in node.bodies for a, b in zip(node.inputs[:count], body.outputs, strict=False) if a
-        )
+        inputs, first_output = node.inputs[: len(node.inputs) - node.attr("num_scan_inputs", 0)], 0
+    else:
+        return
+    for body in node.bodies:
+        for name, output in zip(inputs, body.outputs[first_output:], strict=False):
+            if name:
+                yield name, body, output.name
 
 
 def _differ(a: Type | None, b: Type | None) -> bool:
-    """Whether two types differ in kind or element type; optionals are compatible with everything."""
+    """Whether two known types differ in kind or element type; an optional or unknown type never differs."""
     if isinstance(a, TensorType) and isinstance(b, TensorType):
         return a.dtype is not b.dtype
     if isinstance(a, SequenceType) and isinstance(b, SequenceType):

@@ -1,7 +1,7 @@
 """Decompositions of ONNX operators into simpler ones, for engines without the operator and for gradients.
 
-ONNX defines many operators by function bodies, which `xrt.passes.decomposition` applies. An operator is here if ONNX has no body
-for it, or if the body is less accurate or harder to compile, as the rule then says.
+ONNX defines many operators by function bodies, which `xrt.passes.decomposition` applies. An operator has a rule here if ONNX has
+no body for it, or if the body is less accurate or harder to compile; the rule then says so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from xrt.operators.rewriting import NodeWriter, WriteReplacement
 from xrt.operators.traits import is_training
 
 DECOMPOSITIONS: dict[str, tuple[int, WriteReplacement]] = {}
-"""Operator to the first opset for which its rule is valid, and the rule."""
+"""Operator to its rule, and to the first opset for which the rule is valid."""
 _Rule = TypeVar("_Rule", bound=Callable[[NodeWriter], "str | Sequence[str] | None"])
 
 
@@ -32,9 +32,11 @@ def decomposition(*operators: str, since: int) -> Callable[[_Rule], _Rule]:
 
 
 def write_decomposition(writer: NodeWriter) -> str | Sequence[str] | None:
-    """WriteReplacement the decomposition of the writer's node; None if there is none or it does not support the node."""
+    """Write the decomposition of the writer's node; None if no rule supports the node."""
     since, rule = DECOMPOSITIONS.get(writer.node.op, (0, None))
-    return None if rule is None or writer.function.opsets.get("", 0) < since else rule(writer)
+    if rule is None or writer.function.opsets.get("", 0) < since:
+        return None
+    return rule(writer)
 
 
 # ---------------------------------------------------------------------- elementwise operators
@@ -62,14 +64,14 @@ def _extreme(w: NodeWriter) -> str:
 
 @decomposition("Equal", since=7)
 def _equal(w: NodeWriter) -> str | None:
-    """WriteReplacement Equal of booleans as Not(Xor); keep it for other types."""
+    """Write Equal of booleans as Not(Xor); keep Equal of other types."""
     type_ = w.find_type(w.x)
     return w.op("Not", w.op("Xor", *w.node.inputs)) if type_ is not None and type_.dtype is DType.BOOL else None
 
 
 @decomposition("Pow", since=7)
 def _pow(w: NodeWriter) -> str | None:
-    """WriteReplacement the powers 1 to 4 as products, and 0.5 as a square root; keep others."""
+    """Write the powers 1 to 4 as products, and the power 0.5 as a square root; keep other powers."""
     exponent, x = w.find_input(1), w.x
     if exponent is None or exponent.size != 1 or exponent.ndim > w.rank(x):
         return None
@@ -79,7 +81,12 @@ def _pow(w: NodeWriter) -> str | None:
     if value == 4:
         square = w.op("Mul", x, x)
         return w.op("Mul", square, square)
-    return reduce(lambda power, _: w.op("Mul", power, x), range(int(value) - 1), x) if value in (1, 2, 3) else None
+    if value not in (1, 2, 3):
+        return None
+    power = x
+    for _ in range(int(value) - 1):
+        power = w.op("Mul", power, x)
+    return power
 
 
 @decomposition("CastLike", since=15)
@@ -137,7 +144,7 @@ def _gelu(w: NodeWriter) -> str | None:
 
 @decomposition("Dropout", since=7)
 def _dropout(w: NodeWriter) -> str | None:
-    """Replace by Identity in inference; keep a Dropout whose mask is read."""
+    """Replace a Dropout in inference mode by Identity, unless its mask is read."""
     outputs = {value.name for value in w.function.outputs}
     has_mask = any(name and (w.function.users(name) or name in outputs) for name in w.node.outputs[1:])
     return None if has_mask or is_training(w.node, w.function) else w.op("Identity", w.x)
@@ -149,28 +156,33 @@ def _dropout(w: NodeWriter) -> str | None:
 @decomposition("ReduceLogSumExp", since=13)
 def _log_sum_exp(w: NodeWriter) -> str | None:
     """Subtract the largest element first: ONNX's body overflows."""
-    rest, axes, keepdims = w.node.inputs[1:], w.attr("axes"), w.attr("keepdims", 1)
+    axes_attribute, keepdims = w.attr("axes"), w.attr("keepdims", 1)
     if not w.dtype(w.x).is_float or w.attr("noop_with_empty_axes", 0):
         return None
-    # From opset 13 to 17 the axes are an attribute of ReduceMax, but an input of ReduceSum.
-    along: dict[str, Any] = {} if axes is None else {"axes": tuple(axes)}
-    largest = w.op("ReduceMax", w.x, *rest, **along)
-    powers = w.op("Exp", w.op("Sub", w.x, largest))
-    total = w.op("ReduceSum", powers, *([w.integers(axes)] if along else rest), keepdims=keepdims)
-    return w.op("Add", w.op("Log", total), largest if keepdims else w.op("ReduceMax", largest, *rest, keepdims=0, **along))
+    axes_inputs = w.node.inputs[1:]
+    max_attributes: dict[str, Any] = {}
+    sum_inputs: Sequence[str] = axes_inputs
+    if axes_attribute is not None:
+        # From opset 13 to 17 the axes are an attribute of ReduceMax, but an input of ReduceSum.
+        max_attributes, sum_inputs = {"axes": tuple(axes_attribute)}, [w.integers(axes_attribute)]
+    largest = w.op("ReduceMax", w.x, *axes_inputs, **max_attributes)
+    total = w.op("ReduceSum", w.op("Exp", w.op("Sub", w.x, largest)), *sum_inputs, keepdims=keepdims)
+    if not keepdims:
+        largest = w.op("ReduceMax", largest, *axes_inputs, keepdims=0, **max_attributes)
+    return w.op("Add", w.op("Log", total), largest)
 
 
 @decomposition("LpNormalization", since=12)
 def _lp_normalization(w: NodeWriter) -> str:
     """Divide by the p-norm: x / |x|_p along an axis; 0 where the norm is 0."""
     norm = w.reduce("ReduceL1" if w.attr("p", 2) == 1 else "ReduceL2", w.x, [w.attr("axis", -1)])
-    # Where computes both branches: 0 / 0 is replaced by 0 / 1, also for the gradient.
+    # Where computes both branches: 0 / 1 replaces 0 / 0, whose gradient is NaN.
     is_zero, zero, one = w.op("LessOrEqual", norm, w.number(0)), w.number(0), w.number(1)
     return w.op("Where", is_zero, zero, w.op("Div", w.x, w.op("Where", is_zero, one, norm)))
 
 
 MOMENTS_EPSILON = 1e-9
-"""ONNX's definition adds it to the deviation: https://onnx.ai/onnx/operators/onnx__MeanVarianceNormalization.html"""
+"""ONNX's definition adds this number to the deviation: https://onnx.ai/onnx/operators/onnx__MeanVarianceNormalization.html"""
 
 
 @decomposition("MeanVarianceNormalization", since=9)
@@ -277,7 +289,7 @@ def _lrn(w: NodeWriter) -> str:
 
 @decomposition("Pad", since=13)
 def _pad(w: NodeWriter) -> str | None:
-    """WriteReplacement the modes reflect and wrap as one Gather per padded axis."""
+    """Write the modes reflect and wrap as one Gather per padded axis."""
     mode, pads = w.attr("mode", "constant"), w.find_input(1)
     if mode not in ("reflect", "wrap") or pads is None or (pads < 0).any():
         return None
@@ -287,14 +299,15 @@ def _pad(w: NodeWriter) -> str | None:
         return None
     name = w.x
     for axis, widths in zip(axes.tolist(), pads.reshape(2, -1).T.tolist(), strict=True):
-        if any(widths):  # padding the positions gives the position of each padded element
+        if any(widths):
+            # Pad the indices of the axis like its elements: each index says which element to copy.
             name = w.op("Gather", name, w.constant(np.pad(np.arange(extents[axis]), widths, mode)), axis=axis)
     return name
 
 
 @decomposition("DepthToSpace", since=11)
 def _depth_to_space(w: NodeWriter) -> str | None:
-    """WriteReplacement mode CRD like ONNX's body, with extents known at compile time."""
+    """Write mode CRD like ONNX's body, but with extents that are constants."""
     if w.attr("mode", "DCR") != "CRD":
         return None
     size, (count, channels, height, width) = w.attr("blocksize"), w.extents(w.x)
@@ -305,7 +318,7 @@ def _depth_to_space(w: NodeWriter) -> str | None:
 
 @decomposition("TensorScatter", since=24)
 def _tensor_scatter(w: NodeWriter) -> str | None:
-    """Update a cache with ScatterElements. Dynamic shapes and mode circular are not supported."""
+    """Update a cache by ScatterElements. Keep the operator for dynamic shapes and for the mode circular."""
     cache, update = w.find_type(w.x), w.find_type(w.node.inputs[1])
     if cache is None or update is None or not (cache.is_static and update.is_static) or not cache.shape or not update.shape:
         return None

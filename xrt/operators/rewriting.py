@@ -13,13 +13,16 @@ from xrt.graph.node import FreshNames, rename_node
 
 
 def find_constant(name: str, function: Function) -> Constant | None:
-    """Find the constant that a value is: an initializer, a Constant node, or the Shape of a static tensor. Otherwise None."""
+    """Find the constant of a value: an initializer, or the output of a Constant node or of the Shape of a static tensor.
+
+    None for other values.
+    """
     producer = function.producer(name)
     return function.constants.get(name) if producer is None else find_node_constant(producer, function)
 
 
 def find_node_constant(node: Node, function: Function) -> Constant | None:
-    """Find the value of a Constant node or of the Shape of a static tensor; None for other nodes."""
+    """Find the output of a Constant node, or of the Shape of a static tensor; None for other nodes."""
     if node.op == "Constant":
         return _read_value(node)
     type_ = function.get_type(node.inputs[0]) if node.op == "Shape" else None
@@ -30,7 +33,7 @@ def find_node_constant(node: Node, function: Function) -> Constant | None:
 
 
 _PLAIN_VALUES = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
-"""Attribute of a Constant node that is not a tensor, to its element type."""
+"""Attributes of a Constant node that are Python numbers or lists, with the element type of the output."""
 
 
 def _read_value(node: Node) -> Constant | None:
@@ -43,7 +46,7 @@ def _read_value(node: Node) -> Constant | None:
 
 @dataclass(slots=True)
 class NodeWriter:
-    """Builds the nodes and constants that replace one node. Methods that add a node or constant return the name of its value."""
+    """Collects the nodes and constants that replace one node. A method that adds a node or constant returns its value's name."""
 
     node: Node
     function: Function
@@ -54,7 +57,7 @@ class NodeWriter:
     def op(self, op_type: str, *inputs: str, output: str = "", attributes: Iterable[Attribute] = (), **more: Any) -> str:
         """Add a node with one result and return the result's name.
 
-        ``attributes`` are copied from a node, ``more`` adds others by name.
+        ``attributes`` are copied from a node; ``more`` are further attributes by name.
         """
         name = output or f"{self._prefix}/replaced/{len(self.nodes)}"
         self.nodes.append(Node(op_type, inputs, (name,), (*attributes, *read_attributes(more)), name=name))
@@ -117,16 +120,14 @@ class NodeWriter:
 
     def rank(self, name: str) -> int:
         """The rank of a tensor of the Function; raises ValueError if unknown."""
-        type_ = self.find_type(name)
-        if type_ is None or type_.shape is None:
-            raise ValueError(f"the rank of {name!r} is unknown")
-        return len(type_.shape)
+        return len(self.extents(name))
 
     def extents(self, name: str) -> tuple[int, ...]:
         """The extents of a tensor of the Function, 0 for unknown ones; raises ValueError if the rank is unknown."""
-        self.rank(name)
         type_ = self.find_type(name)
-        return tuple(extent if isinstance(extent, int) else 0 for extent in (type_ and type_.shape) or ())
+        if type_ is None or type_.shape is None:
+            raise ValueError(f"the rank of {name!r} is unknown")
+        return tuple(extent if isinstance(extent, int) else 0 for extent in type_.shape)
 
     @property
     def _prefix(self) -> str:
@@ -143,13 +144,14 @@ class NodeWriter:
         return self.node.inputs[0]
 
     def define(self, results: str | Sequence[str]) -> None:
-        """Make values the results of the node, by position: the readers of the node then read these values."""
+        """Make values the results of the node, by position: nodes that read the node's outputs then read these values."""
         names = [results] if isinstance(results, str) else results
         for name, output in zip(names, self.node.outputs, strict=False):
             if not output or name == output:
                 continue
-            # Rename the result of the last node instead of adding an Identity.
-            if len(names) == 1 and self.nodes and self.nodes[-1].outputs == (name,) and name not in self.node.outputs:
+            is_last_result = len(names) == 1 and self.nodes and self.nodes[-1].outputs == (name,)
+            if is_last_result and name not in self.node.outputs:
+                # Rename the result of the last node instead of adding an Identity.
                 self.nodes[-1] = replace(self.nodes[-1], outputs=(output,))
             else:
                 self.op("Identity", name, output=output)
@@ -162,6 +164,10 @@ SUM_AXES_OPSET = 13
 
 WriteReplacement: TypeAlias = Callable[[NodeWriter], "str | Sequence[str] | None"]
 """Adds the replacement of a node to the writer and returns the names of its results, or None to keep the node."""
+
+
+def _has_same_nodes(nodes: Sequence[Node], function: Function) -> bool:
+    return len(nodes) == len(function.nodes) and all(new is old for new, old in zip(nodes, function.nodes, strict=True))
 
 
 def rewrite_nodes(function: Function, write: WriteReplacement) -> Function:
@@ -179,49 +185,53 @@ def rewrite_nodes(function: Function, write: WriteReplacement) -> Function:
         nodes += [*writer.nodes[:-1], replace(writer.nodes[-1], name=node.name, control=node.control, device=node.device)]
         constants |= writer.constants
     # Return the same object, so that callers can detect that nothing was rewritten.
-    unchanged = len(nodes) == len(function.nodes) and all(new is old for new, old in zip(nodes, function.nodes, strict=True))
-    return function if unchanged else function.replace(nodes=tuple(nodes), constants={**function.constants, **constants})
+    if _has_same_nodes(nodes, function):
+        return function
+    return function.replace(nodes=tuple(nodes), constants={**function.constants, **constants})
 
 
 Decompose: TypeAlias = Callable[[Node, Function], Function | None]
 """Decomposes a node into a Function with inputs and outputs named as in `as_function`, or returns None to keep the node."""
 MAX_SHAPE_ELEMENTS = 64
-"""Constants of up to this many elements (axes, shapes, scales) stay constants, so a decomposition can depend on them."""
+"""Constants of up to this many elements are axes, shapes or scales. A decomposition can depend on their values."""
 
 
 def as_function(node: Node, function: Function) -> Function:
-    """Build a Function of one node with canonical names, equal for equal nodes anywhere.
+    """Build a Function of one node with canonical names: equal nodes of any Function give equal Functions.
 
     Inputs are i0, i1, ... in the order of distinct values that the node reads, outputs o0, o1, ... in the order of the node.
     """
-    names = _canonical_names(node)
-    read = dict.fromkeys(filter(None, node.inputs))
+    names = _make_canonical_names(node)
+    inputs = list(dict.fromkeys(filter(None, node.inputs)))
     # Large constants become inputs, so that nodes with different weights share a cache entry.
-    small = {
-        names[name]: c for name in read if (c := find_constant(name, function)) is not None and c.array.size <= MAX_SHAPE_ELEMENTS
-    }
+    constants = {}
+    for name in inputs:
+        constant = find_constant(name, function)
+        if constant is not None and constant.array.size <= MAX_SHAPE_ELEMENTS:
+            constants[names[name]] = constant
     # Without name, control edges and device, which do not change the result, equal layers become equal Functions.
+    single = replace(
+        node,
+        inputs=tuple(names[name] for name in node.inputs),
+        outputs=tuple(names[name] for name in node.outputs),
+        name="it",
+        control=(),
+        device="",
+    )
     return Function(
-        inputs=tuple(Value(names[name], function.get_type(name)) for name in read if names[name] not in small),
+        inputs=tuple(Value(names[name], function.get_type(name)) for name in inputs if names[name] not in constants),
         outputs=tuple(Value(names[name], function.get_type(name)) for name in node.outputs if name),
-        nodes=(
-            replace(
-                node,
-                inputs=tuple(names[n] for n in node.inputs),
-                outputs=tuple(names[n] for n in node.outputs),
-                name="it",
-                control=(),
-                device="",
-            ),
-        ),
-        constants=small,
+        nodes=(single,),
+        constants=constants,
         opsets=function.opsets,
     )
 
 
-def _canonical_names(node: Node) -> dict[str, str]:
-    read = {name: f"i{k}" for k, name in enumerate(dict.fromkeys(filter(None, node.inputs)))}
-    return read | {name: f"o{k}" for k, name in enumerate(node.outputs) if name} | {"": ""}
+def _make_canonical_names(node: Node) -> dict[str, str]:
+    names = {"": ""}  # an omitted input or output
+    names |= {name: f"i{index}" for index, name in enumerate(dict.fromkeys(filter(None, node.inputs)))}
+    names |= {name: f"o{index}" for index, name in enumerate(node.outputs) if name}
+    return names
 
 
 def decompose_nodes(function: Function, decompose: Decompose) -> Function:
@@ -238,31 +248,32 @@ def decompose_nodes(function: Function, decompose: Decompose) -> Function:
             nodes.append(node)
         else:
             nodes += inline_function(decompose_nodes(body, decompose), node, constants, types)
-    if len(nodes) == len(function.nodes) and all(new is old for new, old in zip(nodes, function.nodes, strict=True)):
+    if _has_same_nodes(nodes, function):
         return function
     return function.replace(nodes=tuple(nodes), constants=constants, types=types)
 
 
 def inline_function(body: Function, node: Node, constants: dict[str, Constant], types: dict[str, Type]) -> list[Node]:
-    """Return the nodes of a decomposition of ``node``, renamed for its Function; add their constants and types to the dicts.
+    """Return the nodes of ``body``, a decomposition of ``node``, renamed for the Function of ``node``.
 
-    All have the control edges of ``node``. The one that computes the first result has its name, so edges to it stay valid.
+    Adds the constants and types of the body to the two dicts. All nodes get the control edges of ``node``. The node that computes
+    the first result gets its name, so that control edges to that name stay valid.
     """
-    names = {new: old for old, new in _canonical_names(node).items()}
-
-    def outer(name: str) -> str:
-        return names.setdefault(name, f"{next(iter(node.defined_names))}/replaced/{name}")
-
-    # Names of inputs and outputs map to values outside; all others are new.
+    first_output = next(node.defined_names)
+    # Names of inputs and outputs map to values of the Function; all others get new names.
+    names = {canonical: name for name, canonical in _make_canonical_names(node).items()}
     boundary = set(names)
-    constants |= {outer(name): constant for name, constant in body.constants.items() if name not in boundary}
-    types |= {outer(name): type_ for name, type_ in body.types.items() if name not in boundary}
-    first, nodes = next(iter(node.defined_names)), []
-    for part in body.nodes:
-        renamed = rename_node(part, {name: outer(name) for name in (*part.uses, *part.defined_names)}, {})
-        nodes.append(
-            replace(renamed, name=node.name if first in renamed.outputs else "", control=node.control, device=node.device)
-        )
+
+    def get_outer_name(name: str) -> str:
+        return names.setdefault(name, f"{first_output}/replaced/{name}")
+
+    constants |= {get_outer_name(name): constant for name, constant in body.constants.items() if name not in boundary}
+    types |= {get_outer_name(name): type_ for name, type_ in body.types.items() if name not in boundary}
+    nodes = []
+    for inner in body.nodes:
+        renamed = rename_node(inner, {name: get_outer_name(name) for name in (*inner.uses, *inner.defined_names)}, {})
+        name = node.name if first_output in renamed.outputs else ""
+        nodes.append(replace(renamed, name=name, control=node.control, device=node.device))
     return nodes
 
 
@@ -271,7 +282,7 @@ IDENTITY_OPSET = 13
 
 
 def separate_outputs(function: Function, reserved: Iterable[str] = ()) -> Function:
-    """Insert Identity nodes so no output is listed twice or has a ``reserved`` name, and no body returns a captured value.
+    """Insert Identity nodes, so that no output is listed twice or has a ``reserved`` name and no body returns a captured value.
 
     Outputs keep their order; the first of repeated outputs keeps its name. Returns the same Function if nothing is inserted.
     """
@@ -279,24 +290,25 @@ def separate_outputs(function: Function, reserved: Iterable[str] = ()) -> Functi
 
 
 def ensure_computed_outputs(function: Function) -> Function:
-    """Insert Identity nodes so that each output is computed by a node, for libraries that cannot return inputs or constants.
+    """Insert Identity nodes, so that each output is computed by a node: some libraries cannot return inputs or constants.
 
-    XRT's regions have this form already; a Function that is compiled alone may not. Returns it if nothing is inserted.
+    Regions of a plan need none; a Function that is compiled alone may. Returns the same Function if nothing is inserted.
     """
     return separate_outputs(function, (*(value.name for value in function.inputs), *function.constants))
 
 
 def _separate_outputs(function: Function, fresh: FreshNames, reserved: Iterable[str]) -> Function:
     nodes = [node.map_bodies(lambda body: _separate_outputs(body, fresh, body.captures)) for node in function.nodes]
-    taken, outputs = set(reserved), []
+    used_names = set(reserved)
+    outputs = []
     for value in function.outputs:
         name = value.name
-        if name in taken:
+        if name in used_names:
             name = fresh.take_numbered(value.name)
-            nodes.append(Node("Identity", (value.name,), (name,)))  # the Function names it: control edges may use this name
-        taken.add(name)
+            nodes.append(Node("Identity", (value.name,), (name,)))  # without a name, which a control edge could refer to
+        used_names.add(name)
         outputs.append(Value(name, value.type or function.get_type(value.name)))
-    if len(nodes) == len(function.nodes) and all(new is old for new, old in zip(nodes, function.nodes, strict=True)):
+    if _has_same_nodes(nodes, function):
         return function
     opsets = {"": IDENTITY_OPSET, **function.opsets}
     return function.replace(nodes=tuple(nodes), outputs=tuple(outputs), opsets=opsets, aliases=())

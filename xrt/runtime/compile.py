@@ -20,7 +20,7 @@ from xrt.errors import CompileFailed, CompileRefused, EngineError, PlanError
 from xrt.forking import renew_after_fork
 from xrt.graph.constants import release_pages
 from xrt.graph.deferred_function import find_stale
-from xrt.graph.hashing import SMALL
+from xrt.graph.hashing import MAX_INDEX_ELEMENTS
 from xrt.runtime.devices.interface import Device, make_out_of_memory_error
 from xrt.runtime.program import Program
 
@@ -357,7 +357,7 @@ def describe_patterns(function: Function) -> list[str]:
     for index, node in enumerate(function.nodes):
         # The shape key leaves out the values of floats. Support may depend on a scale or the bounds of a Clip, not on a bias.
         constants = (function.constants.get(name) for name in node.uses)
-        small = (constant.digest.hex() for constant in constants if constant is not None and constant.array.size <= SMALL)
+        small = (c.digest.hex() for c in constants if c is not None and c.array.size <= MAX_INDEX_ELEMENTS)
         # With the neighbors, since an engine may refuse a product only before a certain operator.
         producers = (producer for name in node.uses if (producer := function.producer(name)) is not None)
         users = (use.node for name in node.outputs if name for use in function.users(name))

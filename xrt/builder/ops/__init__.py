@@ -32,10 +32,10 @@ def custom(
     name: str | None = None,
     **attributes: Any,
 ) -> Tensor | tuple[Tensor, ...]:
-    """Apply an operator of any domain. If ``onnx`` does not describe the domain, the node is opaque.
+    """Apply an operator of any domain. If ``onnx`` does not describe the domain, only engines that implement it support the node.
 
-    ``version`` is the opset version of the domain to import, ``types`` the types of the outputs, one each. Only engines that
-    implement the domain support such a node. For a domain that ``onnx`` describes, both come from the schema.
+    ``version`` is the opset version of the domain, and ``types`` has a type for each output. Both are ignored for a domain that
+    ``onnx`` describes, because they follow from the schema.
     """
     if latest_version(domain):
         return apply(op_type, inputs, attributes, domain=domain, name=name)

@@ -26,16 +26,16 @@ from xrt.graph.schemas import (
 
 @lru_cache(maxsize=8)
 def list_names(domain: str) -> tuple[str, ...]:
-    """Sorted names of the operators of a domain at its find_newest_operator version."""
+    """Sorted names of the operators of a domain at its newest version."""
     version = latest_version(domain)
     operators = ((name, find_operator(name, version, domain)) for name in list_operator_names(domain))
     return tuple(name for name, operator in operators if operator is not None)
 
 
 def find_newest_operator(name: str, domain: str) -> Operator | None:
-    """Find the operator at the default opset, or at the find_newest_operator one if it was introduced later; None if unknown."""
-    by_default = find_operator(name, DEFAULT_OPSET, domain) if not domain else None
-    return by_default or find_operator(name, latest_version(domain), domain)
+    """Find the operator at the default opset, or at the newest opset if it was introduced later; None if unknown."""
+    default = find_operator(name, DEFAULT_OPSET) if not domain else None
+    return default or find_operator(name, latest_version(domain), domain)
 
 
 @lru_cache(maxsize=512)
@@ -65,7 +65,7 @@ def _make_function(module: str, operator: Operator) -> Callable[..., Any]:
 
 
 def list_parameters(operator: Operator) -> Iterator[inspect.Parameter]:
-    """Yield the inputs, the attributes, ``outputs`` if the operator can have several, and ``name``."""
+    """Yield the parameters of an operator's function: inputs, attributes, ``outputs`` if there can be several, and ``name``."""
     kind = inspect.Parameter
     variadic = [formal for formal in operator.inputs if formal.is_variadic]
     for formal in operator.inputs:
@@ -108,10 +108,11 @@ def _format_section(title: str, lines: Iterator[str]) -> list[str]:
 
 
 def _format_parameter(formal: FormalParameter) -> str:
-    how = ", optional" if formal.is_optional else ", any number" if formal.is_variadic else ""
-    return f"{formal.name} ({formal.variable}{how})"
+    if formal.is_optional:
+        return f"{formal.name} ({formal.variable}, optional)"
+    return f"{formal.name} ({formal.variable}, any number)" if formal.is_variadic else f"{formal.name} ({formal.variable})"
 
 
 def _format_attribute(attribute: FormalAttribute) -> str:
-    state = "required" if attribute.is_required else f"default {_shorten(attribute.default)!r}"
-    return f"{attribute.name} ({attribute.kind.name.lower()}, {state})"
+    default = "required" if attribute.is_required else f"default {_shorten(attribute.default)!r}"
+    return f"{attribute.name} ({attribute.kind.name.lower()}, {default})"

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xrt.builder.builder import Builder
+from xrt.builder.tensor import Tensor
 from xrt.errors import ModelError
 from xrt.formats.onnx import upgrade_opset
 from xrt.formats.onnx.inference import node_types
@@ -21,9 +22,6 @@ from xrt.passes.decomposition import find_decomposition
 from xrt.passes.gradient.table import RULES, Rule, RuleContext, may_have_gradient, refuse, sum_tensors
 from xrt.passes.shape_inference import infer_shapes
 from xrt.passes.simplification import drop_dead_nodes, fold_constants
-
-if TYPE_CHECKING:
-    from xrt.builder.tensor import Tensor
 
 
 def new_builder(function: Function) -> Builder:
@@ -39,8 +37,8 @@ def continue_function(function: Function) -> tuple[Builder, dict[str, Tensor]]:
     builder.nodes = list(function.nodes)
     builder.constants = dict(function.constants)
     builder.types = {name: type_ for node in function.nodes for name in node.defined_names if (type_ := function.get_type(name))}
-    builder.inputs = [builder.tensor(value.name, value.type) for value in function.inputs]
-    return builder, {name: builder.tensor(name, function.get_type(name)) for name in function.value_names()}
+    builder.inputs = [Tensor(builder, value.name, value.type) for value in function.inputs]
+    return builder, {name: Tensor(builder, name, function.get_type(name)) for name in function.value_names()}
 
 
 DEFINITIONS: dict[str, Rule] = {}
