@@ -33,8 +33,8 @@ def format_seconds(value: float) -> str:
     >>> format_seconds(0.0027149), format_seconds(12.0), format_seconds(3.2e-6), format_seconds(0)
     ('2.71 ms', '12 s', '3.2 µs', '0 µs')
     """
-    scale, unit = _unit(value)
-    return f"{_digits(value / scale)} {unit}"
+    scale, unit = _choose_time_unit(value)
+    return f"{_format_digits(value / scale)} {unit}"
 
 
 def format_seconds_interval(value: float, interval: Interval | None) -> str:
@@ -45,8 +45,8 @@ def format_seconds_interval(value: float, interval: Interval | None) -> str:
     """
     if interval is None:
         return format_seconds(value)
-    scale, _ = _unit(value)
-    return f"{format_seconds(value)} ({_digits(interval.low / scale)} to {_digits(interval.high / scale)})"
+    scale, _ = _choose_time_unit(value)
+    return f"{format_seconds(value)} ({_format_digits(interval.low / scale)} to {_format_digits(interval.high / scale)})"
 
 
 def format_ratio(ratio: float) -> str:
@@ -55,7 +55,8 @@ def format_ratio(ratio: float) -> str:
     >>> format_ratio(1.0249), format_ratio(93.46), format_ratio(1234.5)
     ('1.02', '93.5', '1234')
     """
-    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 100 else f"{ratio:.0f}"
+    decimals = 2 if ratio < 10 else int(ratio < 100)
+    return f"{ratio:.{decimals}f}"
 
 
 def format_ratio_interval(ratio: RatioInterval | None) -> str:
@@ -82,12 +83,11 @@ def format_bytes(count: int) -> str:
     >>> format_bytes(3_200_000), format_bytes(12), format_bytes(1)
     ('3.2 MB', '12 bytes', '1 byte')
     """
-    value, units = float(count), iter(("kB", "MB", "GB", "TB"))
     if count < 1000:
         return format_count(count, "byte")  # bytes have no decimals
-    while value >= 1000 and (unit := next(units, None)):
-        value, name = value / 1000, unit
-    return f"{value:,.1f} {name}"
+    units = ("kB", "MB", "GB", "TB")
+    power = min((len(str(int(count))) - 1) // 3, len(units))
+    return f"{count / 1000**power:,.1f} {units[power - 1]}"
 
 
 def format_count(count: int, noun: str) -> str:
@@ -96,7 +96,7 @@ def format_count(count: int, noun: str) -> str:
     >>> format_count(1, "round"), format_count(20, "round")
     ('1 round', '20 rounds')
     """
-    return f"{count} {noun}{'s' * (count != 1)}"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def format_list(words: list[str]) -> str:
@@ -105,14 +105,20 @@ def format_list(words: list[str]) -> str:
     >>> format_list(["a"]), format_list(["a", "b", "c"])
     ('a', 'a, b and c')
     """
-    return " and ".join([", ".join(words[:-1]), *words[-1:]] if len(words) > 1 else words)
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def _unit(value: float) -> tuple[float, str]:
-    return next(((scale, unit) for scale, unit in TIME_UNITS if abs(value) >= scale), TIME_UNITS[-1])
+def _choose_time_unit(value: float) -> tuple[float, str]:
+    """The seconds of the largest unit that is at most ``value``, and its name."""
+    for scale, unit in TIME_UNITS:
+        if abs(value) >= scale:
+            return scale, unit
+    return TIME_UNITS[-1]
 
 
-def _digits(value: float) -> str:
+def _format_digits(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
@@ -134,15 +140,15 @@ FORMATS: tuple[Callable[..., str], ...] = (
 ROOT_CLASS = "xrt-view"
 """The class of a view's root element."""
 ROOT_SELECTOR = f":is(#{ROOT_CLASS}, .{ROOT_CLASS})"
-"""Matches the root with the specificity of an identifier, which overrides the surrounding page's rules for tables."""
+"""Matches the root by class, but with the specificity of an id, so that the view's rules override those of the page around it."""
 PIXELS_PER_REM = 16
-"""Pixels per ``rem`` in a cell, since the surrounding page may set another size."""
+"""Pixels per ``rem`` in a cell: the page around the cell may define another size of ``rem``."""
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Content security policy: load and run nothing, whatever a model's name contains."""
 
 _COMMENT = re.compile(r"/\*.*?\*/\s*", re.DOTALL)
 _REM = re.compile(r"(\d*\.?\d+)rem\b")
-# A quick filter: most pages are ASCII, and only the other characters are looked up in the Unicode tables.
+# Characters to look up in the Unicode tables: all but the ASCII characters that most pages consist of.
 _UNUSUAL = re.compile(r"[^\n\t -~]")
 
 
@@ -169,14 +175,14 @@ def _replace_unprintable(match: re.Match[str]) -> str:
 
 @cache
 def _environment() -> Environment:
-    # Imported here: the formats of this module are used on every start, the templates rarely.
+    # Imported here, because every start uses the formats of this module, but few use templates.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
         loader=PackageLoader("xrt.html"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    # StrictUndefined: a value that a template misspells is an error instead of an empty cell.
-    environment.filters |= {"zip": zip} | {form.__name__: form for form in FORMATS}
+    # StrictUndefined: a misspelled name in a template is an error instead of an empty cell.
+    environment.filters |= {"zip": zip} | {function.__name__: function for function in FORMATS}
     return environment
 
 
@@ -190,7 +196,7 @@ def load_page_style() -> str:
 def load_cell_style() -> str:
     """The style sheet of a cell, whose rules apply to the view only."""
     text = _read("view.css") + _read("cell.css")
-    # A rem is relative to the font of the page around the cell, which is not ours.
+    # A rem is relative to the font of the page around the cell, so replace it by pixels.
     return _REM.sub(lambda match: f"{float(match[1]) * PIXELS_PER_REM:g}px", text)
 
 
@@ -202,17 +208,17 @@ def _read(name: str) -> str:
 # ---------------------------------------------------------------------- plans, bars and boxes
 
 INPUTS = -1
-"""Value of `RegionInput.source` for inputs of the model."""
+"""`RegionInput.source` of a value that is an input of the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegionInput:
-    """An edge into a region from ``source``, which computes a value that it reads or only has to run before it."""
+    """A value that a region reads, or another region that must run before it."""
 
     source: int
-    """Index of the region that computes it, in execution order; `INPUTS` for model inputs."""
+    """Index in execution order of the region that computes the value; `INPUTS` for an input of the model."""
     value: str
-    """Name and type; empty for an order of execution."""
+    """Name and type; empty if the other region only must run before."""
     size: int | None = None
     """Bytes; None if the extents are unknown."""
 
@@ -233,7 +239,7 @@ class PlanRegion:
 
 @dataclass(frozen=True, slots=True)
 class MeanCall:
-    """How long a call takes, in total and per region, in seconds: means over ``calls`` calls."""
+    """The time of a call in seconds, in total and per region: means over ``calls`` calls."""
 
     calls: int
     seconds: float
@@ -242,8 +248,8 @@ class MeanCall:
     """Mean time of each region, in execution order."""
 
     @property
-    def rest(self) -> float:
-        """Time outside the regions."""
+    def seconds_outside(self) -> float:
+        """Time of a call outside of the regions."""
         return max(0.0, self.seconds - sum(self.regions))
 
     @property
@@ -253,13 +259,13 @@ class MeanCall:
 
 
 MAX_LENGTH_RATIO = 4
-"""Bars and strips are cut at this multiple of the shortest, so that the short ones stay comparable."""
+"""Bars and strips are cut at this multiple of the shortest, so that short bars stay comparable."""
 AXIS_MARGIN = 1.08
-"""Width of the scale relative to the longest bar, for the end of its interval."""
+"""Length of the axis relative to the end of the longest interval."""
 MIN_SPAN = 0.004
-"""Regions below this share of the scale are drawn together with their neighbors."""
+"""A region that is shorter than this share of the axis is drawn together with its neighbors."""
 MAX_REGION_ROWS = 12
-"""Regions that the table lists; the others are added up."""
+"""Rows of the table of regions; one more row has the sum of all other regions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,24 +285,30 @@ class Bar:
 
 def make_bars(rows: Sequence[Bar]) -> list[dict[str, Any]]:
     """Scale bars to a common axis that begins at 0."""
-    medians = [row.seconds for row in rows]
-    limit = MAX_LENGTH_RATIO * min(medians, default=0.0)
-    # The axis ends after the longest interval, or at the limit if a bar is cut there.
+    if not rows:
+        return []
+    limit = MAX_LENGTH_RATIO * min(row.seconds for row in rows)
+    # The axis ends after the longest interval, or at the limit, where longer bars are cut.
     ends = [row.interval.high if row.interval else row.seconds for row in rows]
-    axis_end = (min(limit, AXIS_MARGIN * max(ends)) if max(medians, default=0.0) <= limit else limit) if rows else 1.0
+    axis_end = min(limit, AXIS_MARGIN * max(ends))
     return [_make_bar(row, axis_end or 1.0) for row in rows]
 
 
 def _make_bar(row: Bar, axis_end: float) -> dict[str, Any]:
     is_cut = row.seconds > axis_end
-    ends = [_share(end, axis_end) for end in (row.interval.low, row.interval.high)] if row.interval else []
-    note, cut = f", {row.note}" if row.note else "", " (the bar is cut)" if is_cut else ""
-    figure = f"{format_seconds_interval(row.seconds, row.interval)}{note}{cut}"
-    fields = {"name": row.name, "kind": row.kind, "verdict": row.verdict, "seconds": row.seconds}
-    return {**fields, "width": _share(row.seconds, axis_end), "is_cut": is_cut, "ends": ends, "figure": figure}
+    ends = [_format_share(end, axis_end) for end in (row.interval.low, row.interval.high)] if row.interval else []
+    note = f", {row.note}" if row.note else ""
+    cut = " (the bar is cut)" if is_cut else ""
+    return {
+        **{name: getattr(row, name) for name in ("name", "kind", "verdict", "seconds")},
+        "width": _format_share(row.seconds, axis_end),
+        "is_cut": is_cut,
+        "ends": ends,
+        "figure": f"{format_seconds_interval(row.seconds, row.interval)}{note}{cut}",
+    }
 
 
-def _share(value: float, axis_end: float) -> str:
+def _format_share(value: float, axis_end: float) -> str:
     return f"{100 * min(value / axis_end, 1.0):.3f}%"
 
 
@@ -313,7 +325,7 @@ class Strip:
 
 
 def make_strips(strips: Sequence[Strip], colors: Mapping[str, str]) -> dict[str, Any]:
-    """Create the template data of strips on a common scale, whose right end is at ``seconds``."""
+    """Create the template data of strips on a common axis that ends at ``seconds``."""
     # The profiled regions may add up to more than the mean call, because recording takes time.
     durations = [max(strip.timeline.seconds, sum(strip.timeline.regions)) for strip in strips]
     axis_end = min(max(durations), MAX_LENGTH_RATIO * min(durations))
@@ -321,14 +333,14 @@ def make_strips(strips: Sequence[Strip], colors: Mapping[str, str]) -> dict[str,
 
 
 def _make_strip(strip: Strip, axis_end: float, colors: Mapping[str, str]) -> dict[str, Any]:
-    """Template data of one strip: its spans as shares of the common axis, and its figures in words."""
+    """Create the template data of a strip: its spans as shares of the axis, and its times in words."""
     duration = strip.timeline.seconds
-    outside = format_percent(strip.timeline.rest / duration) if duration else "0 %"
+    outside = format_percent(strip.timeline.seconds_outside / duration) if duration else "0 %"
     cut = " (the strip is cut)" if duration > axis_end else ""
     spans = [
         {
-            "x": _share(start, axis_end),
-            "width": _share(min(length, axis_end - start), axis_end),
+            "x": _format_share(start, axis_end),
+            "width": _format_share(min(length, axis_end - start), axis_end),
             "color": colors[engine],
             "title": f"{name} on {engine}: {format_seconds(length)}, from {format_seconds(start)}",
         }
@@ -341,12 +353,12 @@ def _make_strip(strip: Strip, axis_end: float, colors: Mapping[str, str]) -> dic
 
 
 def _find_spans(plan: Sequence[PlanRegion], timeline: MeanCall, axis_end: float) -> Iterator[tuple[str, str, float, float]]:
-    """Yield engine, name, start and seconds of each span. A span is a region, or several thin neighbors on one engine."""
-    spans = list(zip(plan, timeline.starts, timeline.regions, strict=False))
-    for (engine, thin), group in groupby(spans, lambda span: (span[0].engine, span[2] < MIN_SPAN * axis_end)):
-        # A region narrower than a pixel would be invisible, so that neighbors share a span.
+    """Yield engine, name, start and seconds of each span. A span is a region, or several short neighbors on one engine."""
+    regions = list(zip(plan, timeline.starts, timeline.regions, strict=False))
+    for (engine, is_short), group in groupby(regions, lambda item: (item[0].engine, item[2] < MIN_SPAN * axis_end)):
         members = list(group)
-        if thin:
+        if is_short:
+            # A region narrower than a pixel would be invisible, so that short neighbors share a span.
             yield engine, format_count(len(members), "region"), members[0][1], sum(length for _, _, length in members)
         else:
             yield from ((engine, region.name, start, length) for region, start, length in members)
@@ -354,48 +366,44 @@ def _find_spans(plan: Sequence[PlanRegion], timeline: MeanCall, axis_end: float)
 
 def list_region_times(plan: Sequence[PlanRegion], timeline: MeanCall, colors: Mapping[str, str]) -> list[tuple[Any, ...]]:
     """List table rows: the longest regions in execution order, the sum of the others, and the time outside of all regions."""
-    longest = sorted(sorted(range(len(plan)), key=lambda index: -timeline.regions[index])[:MAX_REGION_ROWS])
+    by_length = sorted(range(len(plan)), key=lambda index: -timeline.regions[index])
     rows: list[tuple[Any, ...]] = []
-    for index in longest:
-        region, engine = plan[index], {"text": plan[index].engine, "color": colors[plan[index].engine]}
-        rows.append(
-            (
-                region.name,
-                engine,
-                format_seconds(timeline.starts[index]),
-                *_measure(timeline.regions[index], timeline),
-                list_operators(region),
-            )
-        )
-    if len(plan) > len(longest):
-        remaining = sum(timeline.regions) - sum(timeline.regions[index] for index in longest)
-        rows.append((format_count(len(plan) - len(longest), "other region"), "", "", *_measure(remaining, timeline), ""))
-    return [*rows, ("outside of the regions", "", "", *_measure(timeline.rest, timeline), "")]
+    for index in sorted(by_length[:MAX_REGION_ROWS]):
+        region, length = plan[index], timeline.regions[index]
+        engine = {"text": region.engine, "color": colors[region.engine]}
+        start = format_seconds(timeline.starts[index])
+        rows.append((region.name, engine, start, *_format_length(length, timeline), list_operators(region)))
+    if others := by_length[MAX_REGION_ROWS:]:
+        length = sum(timeline.regions[index] for index in others)
+        rows.append((format_count(len(others), "other region"), "", "", *_format_length(length, timeline), ""))
+    return [*rows, ("outside of the regions", "", "", *_format_length(timeline.seconds_outside, timeline), "")]
 
 
-def _measure(length: float, timeline: MeanCall) -> tuple[str, str]:
+def _format_length(length: float, timeline: MeanCall) -> tuple[str, str]:
+    """Format a time in seconds, and as a share of the whole call."""
     return format_seconds(length), format_percent(length / timeline.seconds if timeline.seconds else 0.0)
 
 
-def list_operators(region: PlanRegion, most: int = 4) -> str:
-    """List a region's operators: ``Conv ×3, Relu, 2 others``."""
-    operators = [f"{op} ×{count}" if count > 1 else op for op, count in region.operators[:most]]
-    remaining = len(region.operators) - most
-    return ", ".join([*operators, *([format_count(remaining, "other kind")] if remaining > 0 else [])])
+def list_operators(region: PlanRegion) -> str:
+    """List a region's most frequent operators: ``Conv ×3, Relu, Add, Mul, 2 other kinds``."""
+    operators = [f"{op} ×{count}" if count > 1 else op for op, count in region.operators[:4]]
+    if len(region.operators) > 4:
+        operators.append(format_count(len(region.operators) - 4, "other kind"))
+    return ", ".join(operators)
 
 
 Edge: TypeAlias = tuple[int, int]
-"""Indices of two boxes; values pass from the first to the second."""
+"""The indices of two boxes: values pass from the first box to the second."""
 Point: TypeAlias = tuple[float, float]
 INPUTS_BOX = 0
-"""Index of the box of the inputs. The box of the outputs has the last index."""
+"""Index of the box for the inputs. The box for the outputs has the last index."""
 MAX_BOXES = 16
-"""Maximum number of boxes; larger plans have several regions in a box."""
+"""Maximum number of inner boxes; a box has several regions or nodes if there are more."""
 BOX_WIDTH, BOX_HEIGHT, END_BOX_HEIGHT = 216, 66, 30
-"""Width of boxes, height of inner boxes, and height of the boxes for inputs and outputs, in pixels."""
+"""Width of a box, height of an inner box, and height of the boxes for inputs and outputs, in pixels."""
 MARGIN = 2
 BEND_PIXELS = 14
-"""Distance from a corner at which the bend of an edge begins."""
+"""Distance in pixels between the corner of an edge and the start of its bend."""
 LAYOUT = {
     "direction": "topbottom",
     "routing": {"style": "orthogonal"},
@@ -405,7 +413,7 @@ LAYOUT = {
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A box of a drawing: inputs, outputs, a region or node, or several consecutive ones."""
+    """A box of a drawing: the inputs, the outputs, or one or several consecutive regions or nodes."""
 
     lines: tuple[str, ...]
     color: str = ""
@@ -415,7 +423,7 @@ class Box:
 
 
 def draw_plan(name: str, plan: Sequence[PlanRegion], timeline: MeanCall | None, colors: Mapping[str, str]) -> dict[str, Any]:
-    """Lay out a plan as boxes and edges; return data for the template ``parts.html``. ``colors`` has CSS classes by engine."""
+    """Lay out a plan as boxes and edges; return data for the template ``parts.html``. ``colors`` maps engines to CSS classes."""
     groups = split_in_boxes(len(plan))
     boxes = []
     for group in groups:
@@ -427,7 +435,7 @@ def draw_plan(name: str, plan: Sequence[PlanRegion], timeline: MeanCall | None, 
 def make_plan_picture(
     name: str, plan: Sequence[PlanRegion], timeline: MeanCall | None, colors: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Create the template data of a plan: drawing, caption, and the times of its regions if ``timeline`` is known."""
+    """Create the template data of a plan: drawing, caption, and the times of the regions if ``timeline`` is known."""
     note = (
         f" It is drawn in {MAX_BOXES} boxes, each of them regions that run one after the other." if len(plan) > MAX_BOXES else ""
     )
@@ -443,10 +451,10 @@ def make_plan_picture(
 
 
 def draw_boxes(inner: Sequence[Box], flows: Mapping[Edge, int], description: str) -> dict[str, Any]:
-    """Lay out the ``inner`` boxes between a box of the inputs and one of the outputs; return data for the templates.
+    """Lay out the ``inner`` boxes between a box for the inputs and a box for the outputs; return data for the templates.
 
-    ``flows`` has the bytes that pass between two boxes, 0 if unknown. Its keys are pairs of box numbers, the lower one first: the
-    inputs are `INPUTS_BOX`, then come the inner boxes, then the outputs. ``description`` is the text for screen readers.
+    ``flows`` has the bytes that pass between two boxes, 0 if unknown. The index of the inputs is `INPUTS_BOX`; the inner boxes
+    follow, then the outputs. ``description`` is the text for screen readers.
     """
     from graphlay import Graph, layout
 
@@ -489,28 +497,28 @@ def _place_box(box: Box, node: Mapping[str, Any], left: float) -> dict[str, Any]
 def _place_edge(edge: Mapping[str, Any], label: str, left: float) -> dict[str, Any]:
     points = [(point["x"] + left, point["y"] + MARGIN) for point in edge["points"]]
     x, y = points[-1]
-    path, head = _round_corners(points), f"{x - 4:.1f},{y - 7:.1f} {x + 4:.1f},{y - 7:.1f} {x:.1f},{y:.1f}"
-    if not label:
-        return {"path": path, "head": head, "label": ""}
-    middle, width = edge["label_anchor"], _measure_label(label)
-    anchor = {"x": round(middle["x"] + left, 1), "y": round(middle["y"] + MARGIN, 1), "width": width}
-    return {"path": path, "head": head, "label": label, **anchor}
+    head = f"{x - 4:.1f},{y - 7:.1f} {x + 4:.1f},{y - 7:.1f} {x:.1f},{y:.1f}"
+    placed = {"path": _round_corners(points), "head": head, "label": label}
+    if label:
+        anchor = edge["label_anchor"]
+        placed |= {"x": round(anchor["x"] + left, 1), "y": round(anchor["y"] + MARGIN, 1), "width": _measure_label(label)}
+    return placed
 
 
 def _round_corners(points: Sequence[Point]) -> str:
-    """An SVG path along the points, with round corners."""
+    """Make an SVG path along the points, with round corners."""
     steps = ["M{:.1f} {:.1f}".format(*points[0])]
     for before, (x, y), after in zip(points, points[1:], points[2:], strict=False):
-        start, end = _approach((x, y), before), _approach((x, y), after)
+        start, end = _find_bend_start((x, y), before), _find_bend_start((x, y), after)
         steps.append("L{:.1f} {:.1f}Q{:.1f} {:.1f} {:.1f} {:.1f}".format(*start, x, y, *end))
     return " ".join([*steps, "L{:.1f} {:.1f}".format(*points[-1])])
 
 
-def _approach(corner: Point, other: Point) -> Point:
-    """The point where the bend around a corner begins, on the line to ``other``."""
-    length = math.dist(corner, other)
+def _find_bend_start(corner: Point, neighbor: Point) -> Point:
+    """Find the point on the line from a corner to a neighboring point where the bend around the corner begins."""
+    length = math.dist(corner, neighbor)
     share = min(BEND_PIXELS, length / 2) / length if length else 0.0
-    return corner[0] + share * (other[0] - corner[0]), corner[1] + share * (other[1] - corner[1])
+    return corner[0] + share * (neighbor[0] - corner[0]), corner[1] + share * (neighbor[1] - corner[1])
 
 
 def _describe(name: str, plan: Sequence[PlanRegion], groups: Sequence[range]) -> str:
@@ -524,7 +532,7 @@ def _describe(name: str, plan: Sequence[PlanRegion], groups: Sequence[range]) ->
 
 
 def split_in_boxes(count: int) -> list[range]:
-    """Assign ``count`` regions to boxes by index: one each, or consecutive ones if there are more than `MAX_BOXES`.
+    """Assign ``count`` regions to boxes by index: one region to each box, or several consecutive regions for many.
 
     Consecutive regions in a box cannot close a cycle between boxes, because edges only lead to later regions.
     """
@@ -561,13 +569,13 @@ def _find_flows(plan: Sequence[PlanRegion], groups: Sequence[range]) -> dict[Edg
 
 
 PALETTE = ("vermilion", "yellow", "gray", "sky", "pink", "green", "orange", "blue")
-"""Colors that engines may declare, each a class of `view.css`; other engines get the first free one."""
+"""Colors that engines may declare: classes of `view.css`. An engine that declares none gets the first free color."""
 
 
 def assign_colors(engines: Iterable[str], declared: Callable[[str], str]) -> dict[str, str]:
     """Assign a color to each engine, a name or spec; ``declared`` returns the color that an engine declares.
 
-    The first engine that declares a color gets it. When all are used, the others share the last.
+    A color goes to the first engine that declares it. When no color is free, further engines share the last color.
     """
     specs = list(dict.fromkeys(engines))
     # Specs of one engine with different options share its color.

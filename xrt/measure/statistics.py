@@ -14,11 +14,12 @@ import numpy as np
 from xrt.measure.timing import Call, Clock, choose_calls, measure_call, measure_turn
 
 MIN_DIFFERENCE = 0.01
-"""Minimum relative difference between two candidates to call them different, regardless of the intervals."""
+"""Two candidates whose times differ by less than this share are equal, regardless of the intervals."""
 MAX_TIE = 0.1
-"""Maximum upper bound for a tie: an engine against itself, in 20 rounds on two shared cores, had intervals of up to 9 % on each
-side. Wider intervals are too noisy to rank."""
+"""Two candidates are tied if the interval of their ratio ends below 1 + MAX_TIE; a wider interval is too noisy to rank them. An
+engine against itself, in 20 rounds on two shared cores, had intervals of up to 9 % on each side."""
 RESAMPLES = 2000
+"""Number of bootstrap samples."""
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -32,7 +33,7 @@ class RatioInterval:
 
     @property
     def is_loss(self) -> bool:
-        """Whether the whole interval is above 1 by more than the floor."""
+        """Whether the whole interval is above 1 by more than `MIN_DIFFERENCE`."""
         return self.low > 1 + MIN_DIFFERENCE
 
     def __str__(self) -> str:
@@ -42,7 +43,7 @@ class RatioInterval:
 def bootstrap(ratios: Sequence[float]) -> RatioInterval:
     """Compute the median with its percentile bootstrap interval (Efron 1979), with a fixed seed.
 
-    The interval always contains the median. For a single ratio it is degenerate and carries no information.
+    The interval always contains the median. For a single ratio, both bounds are that ratio.
     """
     sample = np.asarray(ratios, np.float64)
     return _make_interval(float(np.median(sample)), _resample_medians(sample, np.random.default_rng(0)))
@@ -57,34 +58,34 @@ def _make_interval(median: float, resampled: Array) -> RatioInterval:
     return RatioInterval(median, min(float(low), median), max(float(high), median))
 
 
-def compute_round_ratio(of: Sequence[float], to: Sequence[float]) -> RatioInterval:
-    """Compute the median of the ratios ``of / to`` over the rounds that both candidates have."""
-    return bootstrap([a / b for a, b in zip(of, to, strict=False)])
+def compute_round_ratio(times: Sequence[float], base_times: Sequence[float]) -> RatioInterval:
+    """Compute the median of the ratios ``times / base_times`` over the rounds that both candidates have."""
+    return bootstrap([time / base for time, base in zip(times, base_times, strict=False)])
 
 
-def compute_ratio_of_medians(of: Sequence[float], to: Sequence[float]) -> RatioInterval:
+def compute_ratio_of_medians(times: Sequence[float], base_times: Sequence[float]) -> RatioInterval:
     """Compute the ratio of two medians over common rounds. The bootstrap resamples rounds, not single times.
 
-    Unlike the median of ratios, it equals the quotient of the two displayed medians. Drift cancels, as both medians use the same
-    rounds.
+    Unlike the median of ratios, it is the quotient of the two medians that a table shows. Drift cancels, because both medians are
+    of the same rounds.
     """
     # A candidate that ran out of time has fewer rounds.
-    count = min(len(of), len(to))
-    numerator, denominator = np.asarray(of[:count], np.float64), np.asarray(to[:count], np.float64)
+    count = min(len(times), len(base_times))
+    numerator, denominator = np.asarray(times[:count], np.float64), np.asarray(base_times[:count], np.float64)
     # The same rounds for both candidates keep them paired.
     samples = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
     medians = np.median(numerator[samples], axis=1) / np.median(denominator[samples], axis=1)
     return _make_interval(float(np.median(numerator) / np.median(denominator)), medians)
 
 
-def compute_round_ratio_with_drift(of: Sequence[float], to: Sequence[float], *, parts: int) -> RatioInterval:
-    """Compute the median ratio over rounds, with an interval that accounts for drift. Needs ``parts`` rounds or more.
+def compute_round_ratio_with_drift(times: Sequence[float], base_times: Sequence[float], *, parts: int) -> RatioInterval:
+    """Compute the median ratio over rounds, with an interval that accounts for drift.
 
-    The bootstrap assumes independent rounds. If the load changes for seconds at a time, they are not, so the interval is widened
-    to the medians of ``parts`` consecutive segments.
+    The bootstrap assumes independent rounds, which a change of load over seconds contradicts. The interval is therefore widened
+    to contain the medians of ``parts`` consecutive segments of rounds. Needs at least ``parts`` rounds.
     """
-    interval = compute_round_ratio(of, to)
-    ratios = [numerator / denominator for numerator, denominator in zip(of, to, strict=True)]
+    interval = compute_round_ratio(times, base_times)
+    ratios = [time / base for time, base in zip(times, base_times, strict=True)]
     length = len(ratios) // parts
     medians = [statistics.median(ratios[start : start + length]) for start in range(0, length * parts, length)]
     return RatioInterval(interval.median, min(interval.low, *medians), max(interval.high, *medians))
@@ -93,15 +94,17 @@ def compute_round_ratio_with_drift(of: Sequence[float], to: Sequence[float], *, 
 def compute_geometric_mean(rounds: Sequence[tuple[Sequence[float], Sequence[float]]]) -> RatioInterval | None:
     """Compute the geometric mean over models of the median ratios, with its bootstrap interval. None without models.
 
-    ``rounds`` has the rounds of two candidates per model, which are resampled independently: the interval covers measurement
-    noise, not the choice of models.
+    ``rounds`` has the times of two candidates for each model. Each model is resampled: the interval covers measurement noise, not
+    the choice of models.
     """
     if not rounds:
         return None
     generator = np.random.default_rng(0)
-    ratios = [np.array([a / b for a, b in zip(of, to, strict=False)]) for of, to in rounds]
-    logs = [np.log(_resample_medians(each, generator)) for each in ratios]
-    mean = float(np.exp(np.mean([np.log(np.median(each)) for each in ratios])))
+    ratios_by_model = [
+        np.array([time / base for time, base in zip(times, base_times, strict=False)]) for times, base_times in rounds
+    ]
+    logs = [np.log(_resample_medians(ratios, generator)) for ratios in ratios_by_model]
+    mean = float(np.exp(np.mean([np.log(np.median(ratios)) for ratios in ratios_by_model])))
     return _make_interval(mean, np.exp(np.mean(logs, axis=0)))
 
 
@@ -136,16 +139,17 @@ class Interval:
     high: float
 
 
-def compute_ratio(of: Timing, to: Sequence[Timing]) -> RatioInterval:
-    """Compute the median over rounds of one candidate's time divided by the sum of others', with quartiles as bounds."""
-    return compute_quartiles([a / sum(t.seconds[i] for t in to) for i, a in enumerate(of.seconds)])
+def compute_ratio(timing: Timing, bases: Sequence[Timing]) -> RatioInterval:
+    """Divide a candidate's time by the sum of the bases' times in the same round; return the median with quartiles."""
+    sums = [sum(round_times) for round_times in zip(*(base.seconds for base in bases), strict=True)]
+    return compute_quartiles([seconds / total for seconds, total in zip(timing.seconds, sums, strict=True)])
 
 
-def judge_ratio(to_fastest: RatioInterval) -> Literal["slower", "tie", "too noisy"]:
-    """Judge a candidate by the ratio of its time to that of the fastest one."""
-    if to_fastest.is_loss:
+def judge_ratio(ratio: RatioInterval) -> Literal["slower", "tie", "too noisy"]:
+    """Judge a candidate by the ratio of its time to the time of the fastest candidate."""
+    if ratio.is_loss:
         return "slower"
-    return "tie" if to_fastest.high <= 1 + MAX_TIE else "too noisy"
+    return "tie" if ratio.high <= 1 + MAX_TIE else "too noisy"
 
 
 T = TypeVar("T")
@@ -154,16 +158,16 @@ T = TypeVar("T")
 def interleave(
     candidates: Mapping[str, Call], *, rounds: int = 30, budget: float = 0.02, clock: Clock = time.perf_counter, idle: float = 0
 ) -> dict[str, Timing]:
-    """Time the candidates in turns; each round repeats a fast call for about ``budget`` seconds.
+    """Time the candidates in turns of about ``budget`` seconds, in each of which a fast call is repeated.
 
-    A library's threads may spin after a call and slow down the next candidate. With ``idle``, a turn waits up to that many
-    seconds until they sleep, and starts with an uncounted call.
+    The threads of a library may spin after a call, which slows down the next candidate. With ``idle``, a turn waits until they
+    sleep, at most that many seconds, and starts with an uncounted call.
 
-    For single-threaded code that never waits, `time.process_time` is a clock that is almost independent of the machine's load.
+    For single-threaded code that never waits, the clock `time.process_time` is almost independent of the machine's load.
     """
     repeats = {name: choose_calls(call, budget, clock) for name, call in candidates.items()}
-    turn = partial(measure_turn, idle=idle) if idle else measure_call
-    turns = {name: partial(turn, call, repeats[name], clock) for name, call in candidates.items()}
+    measure = partial(measure_turn, idle=idle) if idle else measure_call
+    turns = {name: partial(measure, call, repeats[name], clock) for name, call in candidates.items()}
     return {name: Timing(tuple(seconds)) for name, seconds in take_turns(turns, rounds).items()}
 
 
@@ -186,13 +190,15 @@ def take_turns(
 
 
 def rotate(items: Sequence[T], turn: int) -> list[T]:
-    """Rotate the order each round, so that each candidate is equally often first, after the pause.
+    """Rotate the order of candidates in each round, so that each candidate is equally often the first.
 
-    Every other round is reversed: no candidate always follows the same one, whose threads may still be spinning.
+    Every other round is reversed: no candidate always follows the same candidate, whose threads may still be spinning.
 
     >>> rotate("abc", 1), rotate("abc", 4)
     (['b', 'a', 'c'], ['b', 'c', 'a'])
     """
     start = turn % len(items) if items else 0
     order = [*items[start:], *items[:start]]
-    return [*order[:1], *order[:0:-1]] if turn % 2 else order
+    if turn % 2:
+        order[1:] = reversed(order[1:])
+    return order

@@ -1,8 +1,7 @@
 """Time a call: once, per turn, or in samples until the interval of the median is narrow; warm-up and idle detection.
 
-Also closed-loop load: a fixed number of requests in flight, where each response triggers the next request, as in Triton's
-perf_analyzer. There are no load-generating threads: an instance that finishes a batch issues as many new requests, so generating
-load costs no CPU time.
+Also closed-loop load: a fixed number of requests in flight, of which each response triggers the next request, as in Triton's
+perf_analyzer. An instance that finishes a batch issues as many new requests, so no thread is needed to generate load.
 """
 
 from __future__ import annotations
@@ -24,7 +23,9 @@ Clock: TypeAlias = Callable[[], float]
 SAMPLE_SECONDS = 0.002
 """Seconds per sample: a fast call is repeated for this long, so that the overhead of the clock is negligible."""
 MIN_SAMPLES = 7
-"""Minimum number of samples for an interval."""
+"""Minimum number of samples from which an interval is computed."""
+MAX_INTERVAL_WIDTH = 0.02
+"""Width of the interval of the median, relative to the median, at which sampling ends."""
 MAX_SAMPLES = 500
 """Maximum number of samples, for calls that are so fast that the time would allow thousands."""
 POLL_SECONDS = 0.004
@@ -39,25 +40,25 @@ MAX_SAMPLE_WARM_UP_CALLS = 20
 MAX_CALLS_PER_TURN = 20_000
 """Maximum number of calls per turn."""
 MAX_FIRST_CALL_TURNS = 10
-"""If the first call takes this many turns, it is not timed again: later calls are assumed to be slow, too."""
+"""A first call that takes as long as this many turns is not timed again: later calls are assumed to be slow too."""
 T = TypeVar("T")
 
 
-def sample_call_times(call: Call, seconds: float, *, within: float = 0.02, clock: Clock = time.perf_counter) -> list[float]:
-    """Sample seconds per call until the interval is narrower than ``within`` times the median.
+def sample_call_times(call: Call, seconds: float, *, clock: Clock = time.perf_counter) -> list[float]:
+    """Sample seconds per call until the interval of the median is narrow (`MAX_INTERVAL_WIDTH`).
 
-    Takes about ``seconds`` at most, or one call if that takes longer; returns at least one sample.
+    Takes at most about ``seconds``, or one call if a call takes longer. Returns at least one sample.
     """
     end = clock() + seconds
     repeats = _warm_up_calls(call, seconds * WARM_UP_SHARE, clock)
     samples = [measure_call(call, repeats, clock)]
-    while clock() < end and len(samples) < MAX_SAMPLES and not _is_narrow(samples, within):
+    while clock() < end and len(samples) < MAX_SAMPLES and not _is_narrow(samples):
         samples.append(measure_call(call, repeats, clock))
     return samples
 
 
 def _warm_up_calls(call: Call, seconds: float, clock: Clock) -> int:
-    """Warm up and choose the number of calls per sample."""
+    """Warm up for about ``seconds``, and choose the number of calls per sample."""
     times = [measure_call(call, 1, clock)]
     while sum(times) < seconds and len(times) < MAX_SAMPLE_WARM_UP_CALLS:
         times.append(measure_call(call, 1, clock))
@@ -65,7 +66,7 @@ def _warm_up_calls(call: Call, seconds: float, clock: Clock) -> int:
 
 
 def choose_calls_per_turn(seconds: float, turn: float) -> int:
-    """Compute how many calls of ``seconds`` each fill a turn of ``turn`` seconds, at least one.
+    """Compute how many calls fill a turn of ``turn`` seconds if a call takes ``seconds``; at least one.
 
     >>> choose_calls_per_turn(0.001, 0.01), choose_calls_per_turn(5.0, 0.01)
     (10, 1)
@@ -74,9 +75,9 @@ def choose_calls_per_turn(seconds: float, turn: float) -> int:
 
 
 def choose_calls(call: Call, turn: float, clock: Clock = time.perf_counter) -> int:
-    """Find by trial how many calls fill a turn of ``turn`` seconds. A call that takes longer runs once.
+    """Find by trial how many calls fill a turn of ``turn`` seconds; at least one.
 
-    The first call may be slow only because it is the first, so it counts only if it takes `MAX_FIRST_CALL_TURNS` turns.
+    The first call is often slower than later calls. It decides only if it takes longer than `MAX_FIRST_CALL_TURNS` turns.
     """
     # Too slow to call three more times.
     if measure_call(call, 1, clock) > MAX_FIRST_CALL_TURNS * turn:
@@ -102,10 +103,9 @@ def measure_call(call: Call, repeats: int = 1, clock: Clock = time.perf_counter)
 def measure_turn(
     call: Call, repeats: int = 1, clock: Clock = time.perf_counter, *, idle: float = MAX_IDLE_WAIT, warms: bool = True
 ) -> float:
-    """Measure the mean seconds of a turn's calls, after the threads of the previous turn have gone to sleep.
+    """Wait until the threads of the previous turn sleep, at most ``idle`` seconds; then measure the mean seconds of calls.
 
-    Waits at most ``idle`` seconds for that. With ``warms``, an uncounted call comes first: it wakes this candidate's threads and
-    refills the caches.
+    With ``warms``, an uncounted call comes first: it wakes this candidate's threads and refills the caches.
     """
     wait_until_idle(idle)
     if warms:
@@ -125,34 +125,34 @@ def wait_until_idle(longest: float = MAX_IDLE_WAIT) -> None:
             return
 
 
-def _is_narrow(samples: Sequence[float], within: float) -> bool:
+def _is_narrow(samples: Sequence[float]) -> bool:
     if len(samples) < MIN_SAMPLES:
         return False
     median, low, high = compute_median_interval(samples)
-    return high - low <= within * median
+    return high - low <= MAX_INTERVAL_WIDTH * median
 
 
 def compute_median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
-    """The median and its distribution-free 95 % interval, whose bounds are samples.
+    """Compute the median and its distribution-free 95 % interval, whose bounds are samples.
 
-    By ranks, with the normal approximation of the binomial (Conover, Practical Nonparametric Statistics); for fewer than six
-    samples the interval is the full range.
+    The ranks of the bounds follow from the normal approximation of the binomial distribution (Conover, Practical Nonparametric
+    Statistics). For fewer than six samples the interval is the full range.
 
     >>> compute_median_interval([3.0, 1.0, 2.0])
     (2.0, 1.0, 3.0)
     """
     ordered = sorted(samples)
     count = len(ordered)
-    # 1.96 standard deviations of a binomial with p = 1/2, which are sqrt(count) / 2 each.
-    half = 0.98 * math.sqrt(count)
-    low = max(0, math.floor(count / 2 - half))
-    high = min(count - 1, math.ceil(count / 2 + half))
-    middle = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
-    return middle, min(ordered[low], middle), max(ordered[high], middle)
+    # 1.96 standard deviations, each sqrt(count) / 2, of a binomial distribution with p = 1/2.
+    half_width = 0.98 * math.sqrt(count)
+    low_rank = max(0, math.floor(count / 2 - half_width))
+    high_rank = min(count - 1, math.ceil(count / 2 + half_width))
+    median = statistics.median(ordered)
+    return median, min(ordered[low_rank], median), max(ordered[high_rank], median)
 
 
 WINDOW_CALLS = 5
-"""Number of calls in each of the two windows that are compared."""
+"""Number of calls in each of the two windows of `is_steady`."""
 MAX_STEADY_CHANGE = 0.03
 """Relative change of the median below which times are steady."""
 MAX_WARM_UP_CALLS = 200
@@ -168,7 +168,7 @@ class Warmup:
 
 
 def warm_up(call: Call, *, seconds: float, clock: Clock = time.perf_counter) -> Warmup:
-    """Call until times are steady, or for ``seconds``, or `MAX_WARM_UP_CALLS` times."""
+    """Call until times are steady; at most for ``seconds``, and at most `MAX_WARM_UP_CALLS` times."""
     times: list[float] = []
     while len(times) < MAX_WARM_UP_CALLS and (not times or sum(times) < seconds):
         times.append(measure_call(call, 1, clock))
@@ -178,7 +178,7 @@ def warm_up(call: Call, *, seconds: float, clock: Clock = time.perf_counter) -> 
 
 
 def is_steady(times: Sequence[float]) -> bool:
-    """Whether the medians of the last two windows of `WINDOW_CALLS` calls differ by no more than the spread of the last.
+    """Whether the medians of the last two windows of calls differ by no more than the spread of the last window.
 
     >>> is_steady([9, 5, 3, 2, 1.5, 1, 1, 1, 1, 1])
     False
@@ -187,15 +187,15 @@ def is_steady(times: Sequence[float]) -> bool:
     """
     if len(times) < 2 * WINDOW_CALLS:
         return False
-    last, before = times[-WINDOW_CALLS:], times[-2 * WINDOW_CALLS : -WINDOW_CALLS]
-    low, middle, high = statistics.quantiles(last, n=4)
-    return abs(statistics.median(before) - middle) <= max(MAX_STEADY_CHANGE * middle, (high - low) / 2)
+    previous, last = times[-2 * WINDOW_CALLS : -WINDOW_CALLS], times[-WINDOW_CALLS:]
+    low, median, high = statistics.quantiles(last, n=4)
+    return abs(statistics.median(previous) - median) <= max(MAX_STEADY_CHANGE * median, (high - low) / 2)
 
 
 # ---------------------------------------------------------------------- load
 
 Instance: TypeAlias = Callable[[int, int], object]
-"""Serves requests. Called with the index of the first request and the number of requests."""
+"""Serves a batch of requests. The arguments are the index of the first request and the number of requests."""
 
 MIN_CALLS_PER_INSTANCE = 5
 """Minimum calls per instance, regardless of the time."""
@@ -217,22 +217,24 @@ class LoadResult:
 def run_closed_loop(
     instances: Sequence[Instance], batch: int, concurrency: int, seconds: float, *, clock: Clock = time.perf_counter
 ) -> LoadResult:
-    """Measure instances, one thread each, that serve batches of ``batch`` with ``concurrency`` requests in flight.
+    """Measure the load of instances, one thread each, that serve batches while ``concurrency`` requests are in flight.
 
-    The concurrency must be at least ``batch`` per instance, so that every batch is full. Exceptions of an instance are raised.
+    ``batch`` is the number of requests per batch. The concurrency must be at least ``batch`` per instance, so that every batch is
+    full. Exceptions of an instance are raised.
     """
-    waiting: deque[float] = deque()  # when each waiting request was issued
-    began = 0.0
+    issue_times: deque[float] = deque()  # of the waiting requests
+    start_time = 0.0
 
-    def start() -> None:
-        nonlocal began
-        began = clock()
-        waiting.extend([began] * concurrency)
+    def issue_first_requests() -> None:
+        nonlocal start_time
+        start_time = clock()
+        issue_times.extend([start_time] * concurrency)
 
     # All instances start together, after their warm-up.
-    lock, barrier = threading.Lock(), threading.Barrier(len(instances), start)
+    lock, barrier = threading.Lock(), threading.Barrier(len(instances), issue_first_requests)
 
     def serve(number: int) -> list[tuple[float, list[float]]]:
+        """Serve batches with one instance; return the end of each batch and when its requests were issued."""
         instance, first = instances[number], number * batch
         try:
             for _ in range(2):  # warm up
@@ -242,26 +244,25 @@ def run_closed_loop(
             barrier.abort()  # release the other instances
             raise
         batches: list[tuple[float, list[float]]] = []
-        while len(batches) < MIN_CALLS_PER_INSTANCE or clock() < began + seconds:
+        while len(batches) < MIN_CALLS_PER_INSTANCE or clock() < start_time + seconds:
             with lock:
-                issued = [waiting.popleft() for _ in range(batch)]
+                issued = [issue_times.popleft() for _ in range(batch)]
             instance(first, batch)
             first += batch
             end = clock()
             with lock:
-                waiting.extend([end] * batch)
+                issue_times.extend([end] * batch)
             batches.append((end, issued))
         return batches
 
-    calls = [serve(0)] if len(instances) == 1 else _run_in_threads(serve, len(instances))
-    until = min(instance_calls[-1][0] for instance_calls in calls)  # afterwards some instances are idle
-    counted = [(end, issued) for instance_calls in calls for end, issued in instance_calls if end <= until]
-    # The first requests were all issued at once and waited less than later ones. Count them only if the time was too short for
-    # others.
-    latencies = [end - time_ for end, issued in counted for time_ in issued if time_ > began]
-    latencies = latencies or [end - time_ for end, issued in counted for time_ in issued]
+    batches_by_instance = [serve(0)] if len(instances) == 1 else _run_in_threads(serve, len(instances))
+    end_time = min(batches[-1][0] for batches in batches_by_instance)  # later, some instances are idle
+    counted = [(end, issued) for batches in batches_by_instance for end, issued in batches if end <= end_time]
+    requests = [(end, time_) for end, issued in counted for time_ in issued]
+    # The first requests were all issued at once and waited less than later requests: count them only if there are no others.
+    latencies = [end - time_ for end, time_ in requests if time_ > start_time] or [end - time_ for end, time_ in requests]
     p50, p99 = (float(value) for value in np.quantile(latencies, (0.5, 0.99), method="higher"))
-    return LoadResult(concurrency, batch * len(counted) / (until - began), len(latencies), p50, p99)
+    return LoadResult(concurrency, batch * len(counted) / (end_time - start_time), len(latencies), p50, p99)
 
 
 def _run_in_threads(serve: Callable[[int], Any], count: int) -> list[Any]:
