@@ -17,10 +17,10 @@ from tests.html.views import VIEWS, make_chain, make_explanation, make_plan, mak
 from xrt.engines.contract.registry import find_declaration, list_by_rank
 from xrt.graph import Function
 from xrt.html.views import (
-    MOST,
+    MAX_BOXES,
     PALETTE,
-    ROOT,
-    SELECTOR,
+    ROOT_CLASS,
+    ROOT_SELECTOR,
     Box,
     assign_colors,
     draw_boxes,
@@ -48,7 +48,7 @@ def test_a_cell_is_one_part_that_needs_nothing_else_and_runs_nothing(kind: str) 
     assert VIEWS[kind]._repr_html_() == text
     result = Reader(text)
     (first, attributes), (second, _), *_ = result.elements
-    assert (first, attributes, second) == ("div", {"class": ROOT}, "style")
+    assert (first, attributes, second) == ("div", {"class": ROOT_CLASS}, "style")
     assert not {name for name, _ in result.elements} & ACTIVE
     names = {name for _, element in result.elements for name in element}
     assert not names & {"src", "href", "xlink:href", "action", "style", "id"}
@@ -63,7 +63,7 @@ def test_every_rule_of_a_cell_is_about_the_view_alone() -> None:
     text = re.sub(r"@media[^{]*\{((?:[^{}]*\{[^{}]*\})*)\s*\}", r"\1", load_cell_style())
     selectors = [item for rule in re.findall(r"([^{}]+)\{", text) for item in split_outside_of_parentheses(rule)]
     assert len(selectors) > 80
-    assert [item for item in selectors if SELECTOR not in item] == []
+    assert [item for item in selectors if ROOT_SELECTOR not in item] == []
     assert "rem" not in load_cell_style() and "html" not in load_cell_style()
     assert "html" in load_page_style()
 
@@ -75,7 +75,7 @@ def split_outside_of_parentheses(rule: str) -> list[str]:
 def test_a_function_is_drawn_node_by_node_or_summed_up() -> None:
     small, large = read(make_chain(5)), read(make_chain(300))
     assert sum(element.get("class") == "box" for _, element in small.elements) == 5 + 2
-    assert sum(element.get("class") == "box" for _, element in large.elements) == MOST + 2
+    assert sum(element.get("class") == "box" for _, element in large.elements) == MAX_BOXES + 2
     assert "The graph of main: 300 nodes, drawn in 16 boxes" in large.text
     assert "v0 input float32[2,3]" in small.text and "v5 output float32[2,3]" in small.text and "v0: float32[2,3]" in small.text
     assert "print(function) has its nodes one by one." in large.text
