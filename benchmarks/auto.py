@@ -37,7 +37,7 @@ from xrt.runtime import count_available_cores
 
 STEPS = Path(__file__).with_name("auto_steps.py")
 QUICK_MODELS = ("mlp{layers=2,features=64,hidden=64,classes=10}", "softmax_chain{length=4,batch=64,columns=64}")
-ORDER = ("ort", "openvino", "xla", "tvm", "iree", "toy")
+ENGINE_ORDER = ("ort", "openvino", "xla", "tvm", "iree", "toy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def compute_once(store: str, name: str, compute: Callable[[], dict[str, Any]]) -
 # ---------------------------------------------------------------------- one model
 
 
-def measure(model: str, options: Options) -> dict[str, Any]:
+def measure_model(model: str, options: Options) -> dict[str, Any]:
     """Search on one model, try engines that the search did not measure, and compare."""
     limit = options.budget + options.patience
     tuned = compute_once(options.store, f"tune {model}", lambda: run_step("tune", options.make_request(model), limit))
@@ -134,7 +134,7 @@ def measure_all(options: Options) -> dict[str, Any]:
     for number, model in enumerate(options.models, 1):
         elapsed = time.perf_counter() - start
         print(f"{elapsed:6.0f} s  [{number}/{len(options.models)}] {model}", file=sys.stderr, flush=True)
-        records.append(measure(model, options))
+        records.append(measure_model(model, options))
     rows = [make_row(record) for record in records]
     return {
         "machine": machine(),
@@ -190,7 +190,7 @@ def make_options(arguments: argparse.Namespace, store: str) -> Options:
 def list_ready_engines() -> tuple[str, ...]:
     """The engines that are ready, in the order of auto."""
     ready = [status.name for status in probe_all() if status.state == "ready"]
-    return tuple(sorted(ready, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)))
+    return tuple(sorted(ready, key=lambda name: (ENGINE_ORDER.index(name) if name in ENGINE_ORDER else len(ENGINE_ORDER), name)))
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ from xrt.measure.statistics import MIN_DIFFERENCE, RatioInterval, compute_round_
 
 Record: TypeAlias = Mapping[str, Any]
 
-BUILT = ("chain", "conv_chain", "conv_tail", "gather_softmax", "softmax_chain")
+SYNTHETIC_GRAPHS = ("chain", "conv_chain", "conv_tail", "gather_softmax", "softmax_chain")
 """Graphs written to show gains and costs of mixtures; all others are real networks."""
-FAR = 10.0
+MAX_SLOWDOWN = 10.0
 """An engine this many times slower than the fastest in the search is not compared."""
-ALWAYS = "ort"
+ALWAYS_COMPARED = "ort"
 """The engine that is always compared, even if it is far slower."""
 
 
@@ -29,7 +29,7 @@ def judge(gain: RatioInterval) -> str:
 def make_row(record: Record) -> dict[str, Any]:
     """The figures of one model."""
     tuned, compared = record["tuned"], record["compared"]
-    row = {"model": record["model"], "built": record["model"].partition("{")[0] in BUILT}
+    row = {"model": record["model"], "built": record["model"].partition("{")[0] in SYNTHETIC_GRAPHS}
     search = {name: tuned[name] for name in ("spent", "wall", "budget", "measurements") if name in tuned}
     row |= {"search": search, "nearest": find_nearest_mixture(tuned.get("contenders", ()))}
     row |= {"left": {**record.get("slow", {}), **compared.get("left", {})}}
@@ -68,7 +68,7 @@ def select_engines(engines: Sequence[str], contenders: Sequence[Record]) -> tupl
     single = {c["engines"][0]: c for c in contenders if len(c["engines"]) == 1 and c["count"] == 1}
     seconds = {name: c["seconds"] for name, c in single.items() if c["seconds"] and c["verdict"] not in ("wrong", "failed")}
     best = min(seconds.values(), default=0.0)
-    fast = [name for name in engines if name in seconds and (seconds[name] <= FAR * best or name == ALWAYS)]
+    fast = [name for name in engines if name in seconds and (seconds[name] <= MAX_SLOWDOWN * best or name == ALWAYS_COMPARED)]
     slow = {name: f"slow: {seconds[name] / best:.0f} x the fastest, in the search" for name in seconds if name not in fast}
     refused = {name: c["note"] for name, c in single.items() if c["note"].startswith(("refused", "wrong"))}
     slow |= {name: note for name, note in refused.items() if name not in seconds}
@@ -79,7 +79,11 @@ def add_probes(fast: Sequence[str], probes: Mapping[str, Record], others: Sequen
     """Add the engines that were measured alone to those to compare; return both, with the reason why any was left out."""
     seconds = [record["seconds"] for record in (*probes.values(), *others) if record.get("seconds")]
     ratios = {name: record["seconds"] / min(seconds) for name, record in probes.items() if "seconds" in record}
-    slow = {name: f"slow: {ratio:.0f} x the fastest, alone" for name, ratio in ratios.items() if ratio > FAR and name != ALWAYS}
+    slow = {
+        name: f"slow: {ratio:.0f} x the fastest, alone"
+        for name, ratio in ratios.items()
+        if ratio > MAX_SLOWDOWN and name != ALWAYS_COMPARED
+    }
     failed = {name: record["failed"] for name, record in probes.items() if "failed" in record}
     return [*fast, *(name for name in ratios if name not in slow)], {**failed, **slow}
 

@@ -34,9 +34,9 @@ MIN_ROUNDS, MAX_ROUNDS = 8, 60
 """Minimum and maximum number of rounds."""
 MIN_SLOW_ROUNDS, MAX_OVERRUN = 4, 4
 """After MAX_OVERRUN times the requested seconds, MIN_SLOW_ROUNDS rounds are enough: some engines take seconds per call."""
-FAR = 10.0
+MAX_SLOWDOWN = 10.0
 """An engine this many times slower than the fastest is not compared."""
-ALWAYS = ("auto", "ort")
+ALWAYS_COMPARED = ("auto", "ort")
 """Candidates that are compared in any case."""
 
 
@@ -156,7 +156,9 @@ def measure_in_turn(
     """
     alone = {name: min(measure_call(call, 1, clock) for _ in range(2)) for name, call in calls.items()}
     best = min(alone.values())
-    slow = {name: f"slow: {t / best:.0f} x the fastest" for name, t in alone.items() if t > FAR * best and name != "auto"}
+    slow = {
+        name: f"slow: {t / best:.0f} x the fastest" for name, t in alone.items() if t > MAX_SLOWDOWN * best and name != "auto"
+    }
     fast = {name: call for name, call in calls.items() if name not in slow}
     turns = {
         name: partial(measure_turn, call, choose_calls(call, TURN_SECONDS, clock), clock, warms=alone[name] < WARM_UP_SECONDS)

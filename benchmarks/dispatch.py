@@ -28,11 +28,11 @@ from xrt.measure.statistics import take_turns
 from xrt.measure.timing import time_call
 from xrt.runtime import count_available_cores
 
-CALLERS = 8
+CALLING_THREADS = 8
 Call = Callable[[Any], Any]
 
 
-def relu(*shape: int) -> Function:
+def make_relu(*shape: int) -> Function:
     value = TensorType(DType.FLOAT32, shape or (2, 3))
     return Function((Value("x", value),), (Value("y", value),), (Node("Relu", ("x",), ("y",)),), opsets={"": 14}, name="relu")
 
@@ -40,13 +40,13 @@ def relu(*shape: int) -> Function:
 # ---------------------------------------------------------------------- the engines' own calls
 
 
-def own_ort(function: Function, threads: int) -> Call:
+def make_ort_call(function: Function, threads: int) -> Call:
     session = open_session(onnx_format.lowest_model(function).SerializeToString(), threads)
     name = function.inputs[0].name
     return lambda x: session.run(None, {name: x})[0]
 
 
-def own_tvm(function: Function, threads: int) -> Call:
+def make_tvm_call(function: Function, threads: int) -> Call:
     """Call TVM's virtual machine, one per thread: threads that share one would overwrite each other's registers."""
     import threading
 
@@ -65,22 +65,26 @@ def own_tvm(function: Function, threads: int) -> Call:
     return call
 
 
-def own_toy(function: Function, threads: int) -> Call:
-    """Compute the model of `relu` directly in NumPy."""
+def make_numpy_call(function: Function, threads: int) -> Call:
+    """Compute the model of `make_relu` directly in NumPy."""
     return lambda x: np.maximum(x, 0)
 
 
-OWN: Mapping[str, Callable[[Function, int], Call]] = {"toy": own_toy, "ort": own_ort, "tvm": own_tvm}
+MAKE_OWN_CALL: Mapping[str, Callable[[Function, int], Call]] = {
+    "toy": make_numpy_call,
+    "ort": make_ort_call,
+    "tvm": make_tvm_call,
+}
 
 
 # ---------------------------------------------------------------------- measurements
 
 
-def tiny(engine: str, rounds: int, threads: int) -> dict[str, Any]:
+def measure_tiny(engine: str, rounds: int, threads: int) -> dict[str, Any]:
     """Measure calls of the module against the engine's own call on a 2x3 Relu."""
-    function = relu()
+    function = make_relu()
     x, out = np.random.default_rng(0).standard_normal((2, 3)).astype("float32"), np.empty((2, 3), "float32")
-    module, own = xrt.XRTModule(function, engine=engine, strict=True, threads=threads), OWN[engine](function, threads)
+    module, own = xrt.XRTModule(function, engine=engine, strict=True, threads=threads), MAKE_OWN_CALL[engine](function, threads)
     bound = module.bind(x)
     np.testing.assert_allclose(module(x), own(x))
     np.testing.assert_allclose(bound(), own(x))
@@ -91,14 +95,14 @@ def tiny(engine: str, rounds: int, threads: int) -> dict[str, Any]:
         "bound": bound,
         "own": lambda: own(x),
     }
-    return {"engine": engine, **against_own(interleave(variants, rounds=rounds))}
+    return {"engine": engine, **compare_to_own(interleave(variants, rounds=rounds))}
 
 
-def large(engine: str, rounds: int, threads: int, floats: int) -> dict[str, Any]:
+def measure_large(engine: str, rounds: int, threads: int, floats: int) -> dict[str, Any]:
     """Measure a large output, new and in the caller's array, against the engine's own call, without and with a copy."""
-    function = relu(floats)
+    function = make_relu(floats)
     x, out = np.random.default_rng(0).standard_normal(floats).astype("float32"), np.empty(floats, "float32")
-    module, own = xrt.XRTModule(function, engine=engine, strict=True, threads=threads), OWN[engine](function, threads)
+    module, own = xrt.XRTModule(function, engine=engine, strict=True, threads=threads), MAKE_OWN_CALL[engine](function, threads)
     np.testing.assert_allclose(module(x, out=out), own(x))
     variants: dict[str, Callable[[], Any]] = {
         "module": lambda: module(x),
@@ -107,10 +111,10 @@ def large(engine: str, rounds: int, threads: int, floats: int) -> dict[str, Any]
         "own": lambda: own(x),
         "own and copy": lambda: np.copyto(out, own(x)),
     }
-    return {"engine": engine, **against_own(interleave(variants, rounds=rounds))}
+    return {"engine": engine, **compare_to_own(interleave(variants, rounds=rounds))}
 
 
-def against_own(times: Mapping[str, Timing]) -> dict[str, Any]:
+def compare_to_own(times: Mapping[str, Timing]) -> dict[str, Any]:
     """Compute the median of each call and its ratio to the engine's own call."""
     return {
         name: {"us": 1e6 * timing.median, "ratio": asdict(compute_ratio(timing, [times["own"]]))}
@@ -118,23 +122,28 @@ def against_own(times: Mapping[str, Timing]) -> dict[str, Any]:
     }
 
 
-def threaded(engine: str, rounds: int, threads: int, floats: int) -> dict[str, Any]:
+def measure_threads(engine: str, rounds: int, threads: int, floats: int) -> dict[str, Any]:
     """Measure eight threads that call the module against eight that call the engine, on a small and on a large output."""
     row: dict[str, Any] = {"engine": engine}
     for size in (6, floats):
-        function = relu(size)
-        module, own = xrt.XRTModule(function, engine=engine, strict=True, threads=threads), OWN[engine](function, threads)
+        function = make_relu(size)
+        module, own = (
+            xrt.XRTModule(function, engine=engine, strict=True, threads=threads),
+            MAKE_OWN_CALL[engine](function, threads),
+        )
         calls = max(1, min(2000, 20_000_000 // size))
-        with ThreadPoolExecutor(CALLERS) as pool:
-            times = in_turn({"module": module, "own": own}, pool, size, calls, rounds)
-        rate = {name: CALLERS / timing.median for name, timing in times.items()}
+        with ThreadPoolExecutor(CALLING_THREADS) as pool:
+            times = time_in_turns({"module": module, "own": own}, pool, size, calls, rounds)
+        rate = {name: CALLING_THREADS / timing.median for name, timing in times.items()}
         row[f"{size} floats"] = {"per_s": rate, "ratio": asdict(compute_ratio(times["own"], [times["module"]]))}
     return row
 
 
-def in_turn(variants: Mapping[str, Call], pool: ThreadPoolExecutor, size: int, calls: int, rounds: int) -> dict[str, Timing]:
+def time_in_turns(
+    variants: Mapping[str, Call], pool: ThreadPoolExecutor, size: int, calls: int, rounds: int
+) -> dict[str, Timing]:
     """Measure the variants in turns; return, per round, the seconds per call of each thread."""
-    inputs = [np.random.default_rng(i).standard_normal(size).astype("float32") for i in range(CALLERS)]
+    inputs = [np.random.default_rng(i).standard_normal(size).astype("float32") for i in range(CALLING_THREADS)]
 
     def serve(call: Call, x: Any) -> Any:
         for _ in range(calls):
@@ -142,7 +151,7 @@ def in_turn(variants: Mapping[str, Call], pool: ThreadPoolExecutor, size: int, c
         return result
 
     def serve_all(call: Call) -> float:
-        results, seconds = time_call(lambda: list(pool.map(serve, [call] * CALLERS, inputs)))
+        results, seconds = time_call(lambda: list(pool.map(serve, [call] * CALLING_THREADS, inputs)))
         np.testing.assert_array_equal(results, np.maximum(inputs, 0))
         return seconds / calls
 
@@ -166,9 +175,9 @@ def main() -> None:
     engines = arguments.engines.split(",")
     figures = {
         "machine": machine("onnxruntime", "apache-tvm"),
-        "tiny": [tiny(engine, arguments.rounds, arguments.threads) for engine in engines],
-        "large": [large(engine, arguments.rounds, arguments.threads, arguments.floats) for engine in engines],
-        "threaded": [threaded(engine, arguments.rounds, arguments.threads, arguments.floats) for engine in engines],
+        "tiny": [measure_tiny(engine, arguments.rounds, arguments.threads) for engine in engines],
+        "large": [measure_large(engine, arguments.rounds, arguments.threads, arguments.floats) for engine in engines],
+        "threaded": [measure_threads(engine, arguments.rounds, arguments.threads, arguments.floats) for engine in engines],
     }
     print_figures("dispatch", figures, as_json=arguments.json)
 

@@ -39,7 +39,7 @@ NEW_SIZES = 3
 RNG = np.random.default_rng(0)
 
 
-def weights(*shape: int) -> Any:
+def make_weights(*shape: int) -> Any:
     """Return random weights whose products keep the size of activations."""
     return (RNG.standard_normal(shape) / np.prod(shape[1:] if len(shape) == 4 else shape[0]) ** 0.5).astype("float32")
 
@@ -53,13 +53,13 @@ def chain(x: Any) -> Any:
 
 def perceptron(x: Any) -> Any:
     for _ in range(4):
-        x = ops.Relu(x @ weights(512, 512))
+        x = ops.Relu(x @ make_weights(512, 512))
     return x
 
 
 def convolutions(x: Any) -> Any:
     for _ in range(4):
-        x = ops.Relu(ops.Conv(x, weights(32, 32, 3, 3), pads=[1, 1, 1, 1]))
+        x = ops.Relu(ops.Conv(x, make_weights(32, 32, 3, 3), pads=[1, 1, 1, 1]))
     return x
 
 
@@ -70,15 +70,15 @@ def transformer(x: Any, layers: int = 4, width: int = 128, heads: int = 4) -> An
         return ops.LayerNormalization(x, np.ones(width, "float32"), np.zeros(width, "float32"), axis=-1)
 
     def split(x: Any, perm: list[int]) -> Any:
-        return ops.Transpose(ops.Reshape(x @ weights(width, width), np.array([0, 0, heads, width // heads])), perm=perm)
+        return ops.Transpose(ops.Reshape(x @ make_weights(width, width), np.array([0, 0, heads, width // heads])), perm=perm)
 
     for _ in range(layers):
         h = norm(x)
         scores = split(h, [0, 2, 1, 3]) @ split(h, [0, 2, 3, 1]) * (width // heads) ** -0.5
         mixed = ops.Softmax(scores, axis=-1) @ split(h, [0, 2, 1, 3])
         joined = ops.Reshape(ops.Transpose(mixed, perm=[0, 2, 1, 3]), np.array([0, 0, width]))
-        x = x + joined @ weights(width, width)
-        x = x + ops.Gelu(norm(x) @ weights(width, 4 * width)) @ weights(4 * width, width)
+        x = x + joined @ make_weights(width, width)
+        x = x + ops.Gelu(norm(x) @ make_weights(width, 4 * width)) @ make_weights(4 * width, width)
     return x
 
 

@@ -26,8 +26,8 @@ ENGINES = ("ort", "openvino")
 TRANSFORMERS = ("bert", "gpt", "vit")
 SIZES = {"bert": {"layers": 4}, "gpt": {"layers": 4}, "vit": {"layers": 4}}
 """A third of the layers: with all of them, reading weights takes most of the time."""
-STARTS = ("engine", "cache", "bundle")
-SETTLED = 2.5
+MODES = ("engine", "cache", "bundle")
+SETTLE_SECONDS = 2.5
 """Seconds after which the time of a file proves that it is unchanged."""
 
 
@@ -103,7 +103,7 @@ def prepare(name: str, folder: Path) -> None:
     np.savez(folder / "inputs.npz", **models.sample_inputs(function))
 
 
-def start(folder: Path, engine: str, mode: str) -> dict[str, float]:
+def run_process(folder: Path, engine: str, mode: str) -> dict[str, float]:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
     command = ["-m", "benchmarks.first_result", "--child", str(folder), engine, mode]
     try:
@@ -116,18 +116,18 @@ def measure(name: str, engine: str, folder: Path, rounds: int) -> dict[str, Any]
     """Return medians in seconds, and the ratios to the engine's own of the same rounds."""
     from xrt.measure.statistics import take_turns  # not imported by the processes that are measured
 
-    for mode in STARTS:
-        start(folder, engine, mode)
-    time.sleep(SETTLED)
-    for mode in STARTS:  # times of files are trusted only after some seconds
-        start(folder, engine, mode)
-    rounds_of = take_turns({mode: partial(start, folder, engine, mode) for mode in STARTS}, rounds)
+    for mode in MODES:
+        run_process(folder, engine, mode)
+    time.sleep(SETTLE_SECONDS)
+    for mode in MODES:  # times of files are trusted only after some seconds
+        run_process(folder, engine, mode)
+    rounds_of = take_turns({mode: partial(run_process, folder, engine, mode) for mode in MODES}, rounds)
     row: dict[str, Any] = {"model": name, "engine": engine}
     for clock in ("wall", "processor"):
-        seconds = {mode: [entry[clock] for entry in rounds_of[mode]] for mode in STARTS}
+        seconds = {mode: [entry[clock] for entry in rounds_of[mode]] for mode in MODES}
         row[clock] = {mode: statistics.median(values) for mode, values in seconds.items()}
         row[f"{clock} ratios"] = {
-            mode: sorted(a / b for a, b in zip(seconds[mode], seconds["engine"], strict=True)) for mode in STARTS[1:]
+            mode: sorted(a / b for a, b in zip(seconds[mode], seconds["engine"], strict=True)) for mode in MODES[1:]
         }
     return row
 

@@ -36,7 +36,7 @@ ENGINES = ("toy", "ort", "tensorrt", "tvm")
 Figures = dict[str, Any]
 
 
-def chain(extent: int, length: int = 50) -> Function:
+def make_chain(extent: int, length: int = 50) -> Function:
     """A chain of elementwise operators on a square matrix."""
     type_ = TensorType(DType.FLOAT32, (extent, extent))
     ops = ("Relu", "Neg", "Abs", "Sigmoid", "Tanh")
@@ -45,7 +45,7 @@ def chain(extent: int, length: int = 50) -> Function:
     return Function((Value("x", type_),), (Value(names[-1], type_),), nodes, opsets={"": 20}, name="chain")
 
 
-def tiny() -> Function:
+def make_tiny() -> Function:
     type_ = TensorType(DType.FLOAT32, (2, 3))
     return Function((Value("x", type_),), (Value("y", type_),), (Node("Relu", ("x",), ("y",), name="relu"),), opsets={"": 14})
 
@@ -53,7 +53,7 @@ def tiny() -> Function:
 # ---------------------------------------------------------------------- calls
 
 
-def blocking(call: Callable[[], Any], gpu: Device) -> Callable[[], Any]:
+def make_blocking(call: Callable[[], Any], gpu: Device) -> Callable[[], Any]:
     """Wrap a call so that it waits for the current stream."""
 
     def run() -> Any:
@@ -67,18 +67,18 @@ def blocking(call: Callable[[], Any], gpu: Device) -> Callable[[], Any]:
 def make_call(function: Function, engine: Any, inputs: dict[str, Any], gpu: Device) -> Callable[[], Any]:
     """Make a module's call with arrays of the device; raises PlanError unless every region is on that engine."""
     module = xrt.XRTModule(function, engine, gpu.name, strict=True)
-    return blocking(lambda: module(**inputs), gpu)
+    return make_blocking(lambda: module(**inputs), gpu)
 
 
 def make_graph_call(function: Function, engine: Any, inputs: dict[str, Any], gpu: Device) -> dict[str, Callable[[], Any]]:
     """Make a call that is recorded and replayed, under the name ``graph``; nothing if it cannot be recorded."""
     module = xrt.XRTModule(function, engine, gpu.name, strict=True, cuda_graph=True)
-    call = blocking(lambda: module(**inputs), gpu)
+    call = make_blocking(lambda: module(**inputs), gpu)
     call(), call()
     return {"graph": call} if "\na graph of the device" in str(module.explain()) else {}
 
 
-def own_ort(function: Function, inputs: dict[str, Any], gpu: Device) -> Callable[[], Any]:
+def make_ort_call(function: Function, inputs: dict[str, Any], gpu: Device) -> Callable[[], Any]:
     """Make the library's own call on cuda:0: float32 without TF32, as in XRT; inputs and outputs bound to device memory."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
@@ -104,7 +104,7 @@ def upload_inputs(function: Function, gpu: Device) -> dict[str, Any]:
 # ---------------------------------------------------------------------- measurements
 
 
-def status(gpu: Device) -> Figures:
+def probe_engines(gpu: Device) -> Figures:
     """Map each engine to ``ready``, or to the reason why it does not run on the device."""
     return {name: _why_not(name, gpu) or "ready" for name in ENGINES}
 
@@ -113,29 +113,33 @@ def _why_not(name: str, gpu: Device) -> str:
     if (probe := registry.probe(name)).state != "ready":
         return probe.cause
     try:
-        make_call(tiny(), name, upload_inputs(tiny(), gpu), gpu)()
+        make_call(make_tiny(), name, upload_inputs(make_tiny(), gpu), gpu)()
     except XRTError as error:
         return " ".join(str(error).split())
     return ""
 
 
-def latencies(models: dict[str, Function], gpu: Device, ready: list[str], rounds: int) -> Iterator[Figures]:
+def measure_latencies(models: dict[str, Function], gpu: Device, ready: list[str], rounds: int) -> Iterator[Figures]:
     """Yield, per model and engine, the seconds of a call and their ratio to the engine's own call, or why there are none."""
     for model, function in models.items():
         inputs = upload_inputs(function, gpu)
         for engine in ready:
             try:
-                yield {"model": model, "engine": engine, **_timed(_candidates(function, engine, inputs, gpu), rounds)}
+                yield {
+                    "model": model,
+                    "engine": engine,
+                    **_measure_calls(_make_candidates(function, engine, inputs, gpu), rounds),
+                }
             except XRTError as error:
                 yield {"model": model, "engine": engine, "seconds": {}, "to_own": {}, "said": " ".join(str(error).split())}
 
 
-def _candidates(function: Function, engine: str, inputs: dict[str, Any], gpu: Device) -> dict[str, Callable[[], Any]]:
+def _make_candidates(function: Function, engine: str, inputs: dict[str, Any], gpu: Device) -> dict[str, Callable[[], Any]]:
     calls = {"call": make_call(function, engine, inputs, gpu), **make_graph_call(function, engine, inputs, gpu)}
-    return calls | ({"own": own_ort(function, inputs, gpu)} if engine == "ort" else {})
+    return calls | ({"own": make_ort_call(function, inputs, gpu)} if engine == "ort" else {})
 
 
-def _timed(candidates: dict[str, Callable[[], Any]], rounds: int) -> Figures:
+def _measure_calls(candidates: dict[str, Callable[[], Any]], rounds: int) -> Figures:
     for call in candidates.values():
         call(), call()
     timings = interleave(candidates, rounds=rounds)
@@ -147,12 +151,12 @@ def _timed(candidates: dict[str, Callable[[], Any]], rounds: int) -> Figures:
     return {"seconds": {name: timing.median for name, timing in timings.items()}, "to_own": ratios}
 
 
-def bandwidth(gpu: Device, extent: int, rounds: int, engines: Sequence[str]) -> Figures:
+def measure_bandwidth(gpu: Device, extent: int, rounds: int, engines: Sequence[str]) -> Figures:
     """Measure bytes per second of a copy on the device, and of fifty elementwise operators on each engine."""
-    inputs = upload_inputs(chain(extent), gpu)
+    inputs = upload_inputs(make_chain(extent), gpu)
     nbytes = 2 * inputs["x"].nbytes
-    candidates = {"copy": blocking(inputs["x"].copy, gpu)}
-    candidates |= {name: make_call(chain(extent), name, inputs, gpu) for name in engines}
+    candidates = {"copy": make_blocking(inputs["x"].copy, gpu)}
+    candidates |= {name: make_call(make_chain(extent), name, inputs, gpu) for name in engines}
     for call in candidates.values():
         call(), call()
     timings: dict[str, Timing] = interleave(candidates, rounds=rounds)
@@ -161,7 +165,7 @@ def bandwidth(gpu: Device, extent: int, rounds: int, engines: Sequence[str]) -> 
     return {"extent": extent, "bytes_per_second": rates, "of_the_copy": share}
 
 
-def copies(function: Function, gpu: Device) -> Figures:
+def count_copies(function: Function, gpu: Device) -> Figures:
     """Count the copies of one call with host arrays and with device arrays."""
     counts = {}
     for name, inputs in (("host", sample_inputs(function, seed=0)), ("device", upload_inputs(function, gpu))):
@@ -172,7 +176,7 @@ def copies(function: Function, gpu: Device) -> Figures:
     return counts
 
 
-def mixtures(function: Function, gpu: Device, ready: list[str], operators: str) -> Iterator[Figures]:
+def measure_mixtures(function: Function, gpu: Device, ready: list[str], operators: str) -> Iterator[Figures]:
     """Count the copies of each mixture of toy and another engine on the device."""
     for name in ready:
         if name != "toy":
@@ -188,16 +192,16 @@ def measure(gpu: Device, *, quick: bool, rounds: int) -> Figures:
     """Run all measurements."""
     sizes = {"layers": 1, "hidden": 64, "heads": 2, "vocabulary": 100} if quick else {}
     models = {"squeezenet": load("squeezenet")} if quick else {"resnet50": load("resnet50"), "bert": load("bert", **sizes)}
-    states = status(gpu)
+    states = probe_engines(gpu)
     ready = [name for name, state in states.items() if state == "ready"]
     first = next(iter(models.values()))
     return {
         "device": gpu.hardware,
         "engines": states,
-        "latency": list(latencies(models, gpu, [name for name in ready if name != "tensorrt"], rounds)),
-        "chain": bandwidth(gpu, 64 if quick else 4096, rounds, ready) if ready else None,
-        "copies": copies(first, gpu),
-        "mixtures": list(mixtures(chain(256, 6), gpu, ready, "Relu")),
+        "latency": list(measure_latencies(models, gpu, [name for name in ready if name != "tensorrt"], rounds)),
+        "chain": measure_bandwidth(gpu, 64 if quick else 4096, rounds, ready) if ready else None,
+        "copies": count_copies(first, gpu),
+        "mixtures": list(measure_mixtures(make_chain(256, 6), gpu, ready, "Relu")),
     }
 
 

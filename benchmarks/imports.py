@@ -26,7 +26,7 @@ IMPORTS = {
 }
 
 
-def seconds(code: str) -> float:
+def time_import(code: str) -> float:
     """Measure the seconds that a new process needs to run the code."""
     timed = f"import time; began = time.perf_counter(); {code}; print(time.perf_counter() - began)"
     return float(subprocess.run([sys.executable, "-c", timed], capture_output=True, text=True, check=True).stdout)
@@ -34,20 +34,20 @@ def seconds(code: str) -> float:
 
 def measure(rounds: int) -> list[dict[str, Any]]:
     """Measure all imports in turns. The first round is not counted, because it fills the caches of bytecode and files."""
-    turns = {name: partial(seconds, code) for name, code in IMPORTS.items()}
+    turns = {name: partial(time_import, code) for name, code in IMPORTS.items()}
     take_turns(turns, 1)
     times = take_turns(turns, rounds)
     return [
-        {"what": name, "seconds": spread(values), "over_numpy": subtract(values, times["numpy"])}
+        {"what": name, "seconds": compute_spread(values), "over_numpy": subtract(values, times["numpy"])}
         for name, values in times.items()
     ]
 
 
 def subtract(values: list[float], base: list[float]) -> dict[str, float]:
-    return spread([a - b for a, b in zip(values, base, strict=True)])
+    return compute_spread([a - b for a, b in zip(values, base, strict=True)])
 
 
-def spread(values: list[float]) -> dict[str, float]:
+def compute_spread(values: list[float]) -> dict[str, float]:
     """Compute the median and quartiles."""
     return asdict(compute_quartiles(values))
 

@@ -35,7 +35,7 @@ TARGET, ALLOWANCE = 1.1, 50e6
 # ---------------------------------------------------------------------- one process
 
 
-def resident() -> dict[str, int]:
+def read_resident_memory() -> dict[str, int]:
     """Return the peak and the current resident memory of this process in bytes, from /proc.
 
     ``ru_maxrss`` is not used, because that of a child process begins at its parent's.
@@ -45,12 +45,12 @@ def resident() -> dict[str, int]:
     return {"peak": 1024 * int(found["VmHWM"][0]), "now": 1024 * int(found["VmRSS"][0])}
 
 
-def alone_ort(path: Path) -> Callable[[Any], Any]:
+def open_ort(path: Path) -> Callable[[Any], Any]:
     session = open_session(path)
     return lambda ids: session.run(None, {"ids": ids})[0]
 
 
-def alone_tvm(path: Path) -> Callable[[Any], Any]:
+def open_tvm(path: Path) -> Callable[[Any], Any]:
     import onnx
     import tvm
     from tvm import relax
@@ -60,7 +60,7 @@ def alone_tvm(path: Path) -> Callable[[Any], Any]:
     return lambda ids: machine["main"](tvm.runtime.tensor(ids)).numpy()
 
 
-def alone_toy(path: Path) -> Callable[[Any], Any]:
+def open_numpy(path: Path) -> Callable[[Any], Any]:
     """Compute the model directly in NumPy, with the weights as the onnx package reads them."""
     import onnx
     from onnx import numpy_helper
@@ -78,7 +78,7 @@ def alone_toy(path: Path) -> Callable[[Any], Any]:
     return run
 
 
-ALONE = {"ort": alone_ort, "tvm": alone_tvm, "toy": alone_toy}
+OPEN_ALONE = {"ort": open_ort, "tvm": open_tvm, "toy": open_numpy}
 
 
 def measure(engine: str, regions: int, path: Path) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def measure(engine: str, regions: int, path: Path) -> dict[str, Any]:
     ids = np.arange(ROWS, dtype=np.int64)
     report: dict[str, Any] = {"launches": 0, "packed": 0, "memory": ""}
     if not regions:
-        call = ALONE[engine](path)
+        call = OPEN_ALONE[engine](path)
     else:
         import xrt
         from xrt.formats import onnx
@@ -95,13 +95,13 @@ def measure(engine: str, regions: int, path: Path) -> dict[str, Any]:
         most = -(-len(function.nodes) // regions)
         call = module = xrt.XRTModule(function, engine=engine, strict=True, maximum_nodes=most if regions > 1 else None)
         module.compile()
-    compiled = resident()
+    compiled = read_resident_memory()
     result = call(ids)
     if regions:
         memory = module.memory()
         packed = [use.nbytes or 0 for region in memory.regions for use in region.uses or () if not use.per_call]
         report = {"launches": len(memory.regions), "packed": sum(packed), "memory": str(memory)}
-    return {**report, "compiled": compiled, **resident(), "sum": float(np.abs(result).sum())}
+    return {**report, "compiled": compiled, **read_resident_memory(), "sum": float(np.abs(result).sum())}
 
 
 # ---------------------------------------------------------------------- the comparison
@@ -144,7 +144,7 @@ def add_ratios(row: dict[str, Any], alone: dict[str, Any]) -> None:
 
 
 def measure_all(megabytes: int, large: int, engines: list[str], regions: list[int]) -> dict[str, Any]:
-    from memory_model import write
+    from memory_model import write_model
 
     from xrt.bench import machine
 
@@ -152,12 +152,12 @@ def measure_all(megabytes: int, large: int, engines: list[str], regions: list[in
     for form in FORMS:
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / f"{form}.onnx"
-            write(path, megabytes, form)
+            write_model(path, megabytes, form)
             figures["forms"][form] = [compare(engine, path, regions) for engine in engines]
     for form in FORMS if large else ():
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / f"{form}.onnx"
-            write(path, large, form)
+            write_model(path, large, form)
             figures["beyond"][form] = compare(engines[0], path, regions[-1:])
     return figures
 

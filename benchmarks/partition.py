@@ -25,8 +25,8 @@ from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.partition import partition
 
-UNSUPPORTED = 0.1
-WINDOW = 64
+UNSUPPORTED_SHARE = 0.1
+MAX_DISTANCE = 64
 """In a random graph a node reads from this many before it: models are long, not wide."""
 SHAPE = TensorType(DType.FLOAT32, (1, 8, 8, 8))
 
@@ -52,10 +52,10 @@ NARROW, MIDDLE, COMPLETE = PartialEngine("odd,rare"), PartialEngine("rare"), Par
 # ---------------------------------------------------------------------- graphs
 
 
-def function_of(nodes: Sequence[Node], constants: dict[str, Constant]) -> Function:
+def make_function(nodes: Sequence[Node], constants: dict[str, Constant]) -> Function:
     """Create a Function from nodes, of which a tenth is marked as unsupported. Values that no node reads are its outputs."""
-    chance = random.Random(len(nodes))
-    domains = ["" if chance.random() >= UNSUPPORTED else chance.choice(["odd", "rare"]) for _ in nodes]
+    generator = random.Random(len(nodes))
+    domains = ["" if generator.random() >= UNSUPPORTED_SHARE else generator.choice(["odd", "rare"]) for _ in nodes]
     marked = tuple(Node(n.op_type, n.inputs, n.outputs, n.attributes, domain) for n, domain in zip(nodes, domains, strict=True))
     read = {name for node in nodes for name in node.inputs}
     made = [name for node in nodes for name in node.outputs]
@@ -64,12 +64,12 @@ def function_of(nodes: Sequence[Node], constants: dict[str, Constant]) -> Functi
     return Function((Value("x", SHAPE),), outputs, marked, constants, opsets, types=dict.fromkeys(made, SHAPE))
 
 
-def chain(count: int) -> Function:
+def make_chain(count: int) -> Function:
     names = ["x", *(f"v{i}" for i in range(count))]
-    return function_of([Node("Relu", (names[i],), (names[i + 1],)) for i in range(count)], {})
+    return make_function([Node("Relu", (names[i],), (names[i + 1],)) for i in range(count)], {})
 
 
-def residual(count: int) -> Function:
+def make_residual(count: int) -> Function:
     """Create residual blocks of convolution, Relu and convolution, each with its own weights."""
     nodes: list[Node] = []
     constants: dict[str, Constant] = {}
@@ -85,26 +85,26 @@ def residual(count: int) -> Function:
             Node("Add", (f"c{i}", before), (f"d{i}",)),
         ]
         before = f"d{i}"
-    return function_of(nodes, constants)
+    return make_function(nodes, constants)
 
 
-def scattered(count: int) -> Function:
-    """Create a random graph: each node reads one or two of the preceding `WINDOW` values."""
-    chance = random.Random(0)
+def make_random(count: int) -> Function:
+    """Create a random graph: each node reads one or two of the preceding `MAX_DISTANCE` values."""
+    generator = random.Random(0)
     names = ["x", *(f"v{i}" for i in range(count))]
     nodes = []
     for i in range(count):
-        near = names[max(0, i + 1 - WINDOW) : i + 1]
-        reads = tuple(chance.choice(near) for _ in range(chance.randint(1, 2)))
+        near = names[max(0, i + 1 - MAX_DISTANCE) : i + 1]
+        reads = tuple(generator.choice(near) for _ in range(generator.randint(1, 2)))
         nodes.append(Node("Sum", reads, (names[i + 1],)))
-    return function_of(nodes, {})
+    return make_function(nodes, {})
 
 
 GRAPHS: dict[str, tuple[Callable[[int], Function], tuple[GraphCompiler, ...]]] = {
-    "chain": (chain, (NARROW, COMPLETE)),
-    "residual": (residual, (NARROW, COMPLETE)),
-    "random": (scattered, (NARROW, COMPLETE)),
-    "random, 3 engines": (scattered, (NARROW, MIDDLE, COMPLETE)),
+    "chain": (make_chain, (NARROW, COMPLETE)),
+    "residual": (make_residual, (NARROW, COMPLETE)),
+    "random": (make_random, (NARROW, COMPLETE)),
+    "random, 3 engines": (make_random, (NARROW, MIDDLE, COMPLETE)),
 }
 
 

@@ -21,15 +21,15 @@ Row: TypeAlias = dict[str, Any]
 Models: TypeAlias = Mapping[str, Mapping[str, Any]]
 """Records of models by name, with a row per candidate."""
 
-LEAST = 0.98
+MIN_GAIN = 0.98
 """Minimum gain of a plan of auto over the best engine in float32."""
 ROUNDING = 1e-4
 """Relative difference of two engines in float32, which a budget of 0 allows."""
-SAME, SHARE = 1e-3, 0.1
+MAX_DIFFERENCE, MAX_ERROR_SHARE = 1e-3, 0.1
 """Allowed difference of results of a quantized model: absolute, and as a share of its quantization error. Sums in another order
 move some values by one quantization step, which later layers amplify."""
-TURN = 0.03
-MOST_ROUNDS, LEAST_ROUNDS = 60, 6
+TURN_SECONDS = 0.03
+MAX_ROUNDS, MIN_ROUNDS = 60, 6
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ def take_rounds(candidates: Mapping[str, Candidate], example: Example, seconds: 
     turns = {}
     for name, candidate in candidates.items():
         call = partial(candidate.call, example)
-        turns[name] = partial(measure_turn, call, choose_calls_per_turn(measure_turn(call, 1), TURN))
+        turns[name] = partial(measure_turn, call, choose_calls_per_turn(measure_turn(call, 1), TURN_SECONDS))
     until = time.perf_counter() + seconds
-    return take_turns(turns, MOST_ROUNDS, lambda rounds, _: rounds >= LEAST_ROUNDS and time.perf_counter() >= until)
+    return take_turns(turns, MAX_ROUNDS, lambda rounds, _: rounds >= MIN_ROUNDS and time.perf_counter() >= until)
 
 
 def run_examples(call: Callable[[Example], Sequence[Any]], examples: Sequence[Example]) -> list[list[Any]]:
@@ -128,7 +128,7 @@ def list_auto(models: Models) -> Iterator[tuple[str, Row]]:
 def find_slower(models: Models) -> list[str]:
     """List plans of auto whose whole interval is slower than the best engine in float32."""
     rows = list_auto(models)
-    return [f"{model} {row['candidate']} {row['gain']['median']:.2f}" for model, row in rows if row["gain"]["high"] < LEAST]
+    return [f"{model} {row['candidate']} {row['gain']['median']:.2f}" for model, row in rows if row["gain"]["high"] < MIN_GAIN]
 
 
 def find_over(models: Models) -> list[str]:
@@ -148,7 +148,7 @@ def find_losing_steps(models: Models) -> list[str]:
         f"{model} {step['of']} over {step['to']}: {step['median']:.2f}"
         for model, record in models.items()
         for step in record.get("steps", ())
-        if step["high"] < LEAST
+        if step["high"] < MIN_GAIN
     ]
 
 
@@ -173,7 +173,8 @@ def find_other_answers(models: Models) -> list[str]:
     return [
         f"{name} on {row['engine']}: {row['difference']:.2g}"
         for name, row in list_quantized(models)
-        if min(row["difference"], row["to_reference"] - row["alone_to_reference"]) > max(SAME, SHARE * row["error"])
+        if min(row["difference"], row["to_reference"] - row["alone_to_reference"])
+        > max(MAX_DIFFERENCE, MAX_ERROR_SHARE * row["error"])
     ]
 
 

@@ -20,7 +20,7 @@ from xrt.models import load, sample_inputs
 from xrt.passes import infer_shapes
 
 NAMES = ("bert", "gpt", "gpt_hard", "convnext", "mobilenet")
-FACTOR, CHANNELS = 40.0, 6
+OUTLIER_FACTOR, OUTLIER_CHANNELS = 40.0, 6
 """Factor and number of the outlier channels of the hard model."""
 
 
@@ -68,16 +68,16 @@ def make_hard(function: Function) -> Function:
         if node.op != "LayerNormalization" or not products or not readable or len(node.inputs) < 3:
             continue
         for name in node.inputs[1:3]:
-            constants[name] = _scale(constants[name], FACTOR, axis=0)
+            constants[name] = _scale(constants[name], OUTLIER_FACTOR, axis=0)
         for name in dict.fromkeys(product.inputs[1] for product in products):
-            constants[name] = _scale(constants[name], 1 / FACTOR, axis=0)
+            constants[name] = _scale(constants[name], 1 / OUTLIER_FACTOR, axis=0)
     return typed.replace(constants=constants)
 
 
 def _scale(constant: Constant, factor: float, axis: int) -> Constant:
     array = np.array(constant.array)
     place = [slice(None)] * array.ndim
-    place[axis] = slice(0, CHANNELS)
+    place[axis] = slice(0, OUTLIER_CHANNELS)
     array[tuple(place)] *= factor
     return Constant(array)
 

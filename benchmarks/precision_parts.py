@@ -30,11 +30,11 @@ from xrt.precision import ErrorBudget
 
 BUDGETS = (0.0, 0.001, 0.01, 0.05)
 ACCURACY_DROP = 0.01
-MOST_NAMED = 60
+MAX_LISTED_NODES = 60
 """The largest number of float32 nodes that a record lists."""
 COMPARED_ENGINES = {"ort": open_onnxruntime, "openvino": open_openvino}
 """Engines for quantized models, each with its library alone."""
-COMPARED = 4
+COMPARED_EXAMPLES = 4
 """Examples for comparing results of quantized models; few, because the reference engine is slow."""
 
 
@@ -145,7 +145,7 @@ def _describe(module: xrt.XRTModule) -> str:
 
 def _list_exact_nodes(module: xrt.XRTModule) -> tuple[str, ...]:
     record = module.tuned.precision if module.tuned is not None else None
-    return tuple(node.name for node in record.exact_nodes[:MOST_NAMED]) if record is not None else ()
+    return tuple(node.name for node in record.exact_nodes[:MAX_LISTED_NODES]) if record is not None else ()
 
 
 # ---------------------------------------------------------------------- random weights, budgets of error
@@ -223,7 +223,7 @@ def measure_qdq(name: str, options: Options) -> dict[str, Any]:
     load = train_model if name in TRAINED else make_model
     model = load(name, is_small=options.is_quick)
     calibrate, validate, unseen = options.draw(model)
-    examples = unseen[:COMPARED]
+    examples = unseen[:COMPARED_EXAMPLES]
     rows: list[dict[str, Any]] = []
     left: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="xrt-precision-") as directory:

@@ -22,7 +22,7 @@ from output import ChildFailed, limit_pools, make_calibration_reader, open_sessi
 Example = Mapping[str, Any]
 Call = Callable[[Example], list[Any]]
 
-PATIENCE = 3600.0
+TOOL_TIMEOUT_SECONDS = 3600.0
 """Time limit of a tool in seconds: NNCF's accuracy control validates the model once per group of nodes."""
 
 
@@ -62,7 +62,9 @@ def run_tool(tool: str, folder: Path, threads: int, **options: Any) -> ToolResul
         raise ToolFailed("NNCF is not installed: pip install '.[benchmarks]'")
     (folder / "options.json").write_text(json.dumps(options), encoding="utf-8")
     try:
-        result = run_python([__file__, tool, str(folder)], {**limit_pools(threads), "ORT_DISABLE_TELEMETRY": "1"}, PATIENCE)
+        result = run_python(
+            [__file__, tool, str(folder)], {**limit_pools(threads), "ORT_DISABLE_TELEMETRY": "1"}, TOOL_TIMEOUT_SECONDS
+        )
     except ChildFailed as error:
         raise ToolFailed(str(error).partition(": ")[2] or str(error)) from error
     return ToolResult(folder / result["file"], result["seconds"])

@@ -24,9 +24,9 @@ TRAINED = ("images", "images_hard", "texts", "texts_hard")
 BATCH = 64
 CLASSES, SIDE, NOISE = 10, 24, 2.2
 TOPICS, WORDS, LENGTH, DISTANCE, WIDTH = 8, 128, 24, 0.8, 96
-OUTLIERS = 4
+OUTLIER_CHANNELS = 4
 """Large channels per layer of the hard models."""
-FIRST_OF_TRAINING = 1_000_000
+FIRST_TRAINING_SEED = 1_000_000
 """Seed of the first training batch; examples for calibration and measurement have smaller seeds."""
 
 
@@ -70,7 +70,7 @@ def _train(task: Task, steps: int) -> nn.Module:
     torch.set_num_threads(1)  # another number of threads gives other sums
     try:
         for step in range(steps):
-            values, labels = map(torch.from_numpy, task.draw(FIRST_OF_TRAINING + step, BATCH))
+            values, labels = map(torch.from_numpy, task.draw(FIRST_TRAINING_SEED + step, BATCH))
             optimizer.zero_grad()
             nn.functional.cross_entropy(network(values), labels).backward()
             optimizer.step()
@@ -84,10 +84,10 @@ def _spread_channels(task: Task, network: nn.Module) -> None:
     """Scale a few channels of each normalization, and the layer that reads them inversely: the function stays the same."""
     with torch.no_grad():
         for norm, reader in task.find_scaled(network):
-            norm.weight[:OUTLIERS] *= task.factor
-            norm.bias[:OUTLIERS] *= task.factor
+            norm.weight[:OUTLIER_CHANNELS] *= task.factor
+            norm.bias[:OUTLIER_CHANNELS] *= task.factor
             is_depthwise = isinstance(reader, nn.Conv2d) and reader.groups > 1
-            reader.weight[(slice(OUTLIERS),) if is_depthwise else (slice(None), slice(OUTLIERS))] /= task.factor
+            reader.weight[(slice(OUTLIER_CHANNELS),) if is_depthwise else (slice(None), slice(OUTLIER_CHANNELS))] /= task.factor
 
 
 # ---------------------------------------------------------------------- images

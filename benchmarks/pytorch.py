@@ -34,9 +34,9 @@ from xrt.bench import Timing, compute_ratio, interleave, machine
 from xrt.measure.statistics import take_turns
 from xrt.measure.timing import MAX_IDLE_WAIT, measure_call
 
-NAMES = ("bert", "gpt2", "convnext", "resnet50", "vit", "lstm")
-OTHERS = ("eager", "inductor", "inductor frozen", "onnxruntime", "openvino")
-OURS = ("xrt", "torch.compile")
+MODELS = ("bert", "gpt2", "convnext", "resnet50", "vit", "lstm")
+OTHER_WAYS = ("eager", "inductor", "inductor frozen", "onnxruntime", "openvino")
+XRT_WAYS = ("xrt", "torch.compile")
 PARTS = ("calls", "capture", "dispatch")
 MKL_SOURCE = 'extern "C" int mkl_serv_intel_cpu_true() { return 1; }\n'
 
@@ -51,16 +51,16 @@ def measure_calls(name: str, threads: int, budget: float, rounds: int, ways: tup
     with torch.no_grad():
         calls = compile_ways(name, threads, budget, ways)
         timings = interleave(calls, rounds=rounds, idle=MAX_IDLE_WAIT)
-    return summarize(timings, OURS)
+    return summarize(timings, XRT_WAYS)
 
 
 def summarize(timings: Mapping[str, Timing], bases: Iterable[str] = ()) -> dict[str, Any]:
     """Return the median seconds per way, and for each base how many times as long the other ways take, round by round."""
-    found: dict[str, Any] = {"seconds": {way: statistics.median(timing.seconds) for way, timing in timings.items()}}
+    figures: dict[str, Any] = {"seconds": {way: statistics.median(timing.seconds) for way, timing in timings.items()}}
     for base in (base for base in bases if base in timings):
         others = (way for way in timings if way != base)
-        found[base] = {way: asdict(compute_ratio(timings[way], [timings[base]])) for way in others}
-    return found
+        figures[base] = {way: asdict(compute_ratio(timings[way], [timings[base]])) for way in others}
+    return figures
 
 
 def measure_capture(name: str, rounds: int) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def run_child(a: argparse.Namespace) -> dict[str, Any]:
 # ---------------------------------------------------------------------- all of them
 
 
-def start(a: argparse.Namespace, part: str, subject: str, **environment: str) -> dict[str, Any]:
+def run_process(a: argparse.Namespace, part: str, subject: str, **environment: str) -> dict[str, Any]:
     """Measure a part in a new process and return its result; raises SystemExit if the process fails."""
     command = ["-m", "benchmarks.pytorch", "--child", part, subject, "--rounds", str(a.rounds)]
     command += ["--threads", str(a.threads), "--budget", str(a.budget), "--ways", a.ways]
@@ -139,12 +139,12 @@ def measure(a: argparse.Namespace) -> dict[str, Any]:
         for part in a.parts.split(","):
             if part == "calls":
                 for mkl, more in (("as installed", {}), ("MKL's check overridden", override)):
-                    rows = {name: start(a, part, name, **caches, **more) for name in a.models.split(",")}
+                    rows = {name: run_process(a, part, name, **caches, **more) for name in a.models.split(",")}
                     figures.setdefault(part, {})[mkl] = rows
             elif part == "capture":
-                figures[part] = {name: start(a, part, name) for name in a.models.split(",")}
+                figures[part] = {name: run_process(a, part, name) for name in a.models.split(",")}
             else:
-                figures[part] = start(a, part, "-", **caches)
+                figures[part] = run_process(a, part, "-", **caches)
     return figures
 
 
@@ -163,7 +163,7 @@ def mean_over_eager(rows: Mapping[str, Any], way: str) -> float:
 
 def find_worst(rows: Mapping[str, Any], way: str) -> tuple[str, float]:
     """Find the model with the smallest speedup over the best other way; return it and the speedup."""
-    best = {name: min(row[way][other]["median"] for other in OTHERS if other in row[way]) for name, row in rows.items()}
+    best = {name: min(row[way][other]["median"] for other in OTHER_WAYS if other in row[way]) for name, row in rows.items()}
     return min(best.items(), key=lambda item: item[1])
 
 
@@ -172,8 +172,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="interleaved rounds (default 15)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="what all may use (default: all cores)")
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of XRT's search per model (default 20)")
-    parser.add_argument("--models", default=",".join(NAMES), help=f"which models (default {','.join(NAMES)})")
-    parser.add_argument("--ways", default=",".join((*OTHERS, *OURS)), help="which ways of a call (default: all)")
+    parser.add_argument("--models", default=",".join(MODELS), help=f"which models (default {','.join(MODELS)})")
+    parser.add_argument("--ways", default=",".join((*OTHER_WAYS, *XRT_WAYS)), help="which ways of a call (default: all)")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"which parts (default {','.join(PARTS)})")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     a = parser.parse_args()

@@ -20,7 +20,7 @@ class BenchModel:
     """Whether Inductor gets it with channels last, too."""
 
 
-class First(nn.Module):
+class FirstOutput(nn.Module):
     """A network of transformers that returns its first output alone, as all frontends can."""
 
     def __init__(self, network: nn.Module, argument: str) -> None:
@@ -38,20 +38,26 @@ class Bottleneck(nn.Module):
         super().__init__()
         outputs = 4 * width
         self.body = nn.Sequential(
-            *_conv(inputs, width, 1, 1), nn.ReLU(), *_conv(width, width, 3, stride), nn.ReLU(), *_conv(width, outputs, 1, 1)
+            *_make_convolution(inputs, width, 1, 1),
+            nn.ReLU(),
+            *_make_convolution(width, width, 3, stride),
+            nn.ReLU(),
+            *_make_convolution(width, outputs, 1, 1),
         )
-        self.shortcut = nn.Sequential(*_conv(inputs, outputs, 1, stride)) if stride > 1 or inputs != outputs else nn.Identity()
+        self.shortcut = (
+            nn.Sequential(*_make_convolution(inputs, outputs, 1, stride)) if stride > 1 or inputs != outputs else nn.Identity()
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(self.body(x) + self.shortcut(x))
 
 
-def _conv(inputs: int, outputs: int, size: int, stride: int) -> tuple[nn.Module, nn.Module]:
+def _make_convolution(inputs: int, outputs: int, size: int, stride: int) -> tuple[nn.Module, nn.Module]:
     return nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False), nn.BatchNorm2d(outputs)
 
 
-def resnet50() -> nn.Module:
-    layers: list[nn.Module] = [*_conv(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+def make_resnet50() -> nn.Module:
+    layers: list[nn.Module] = [*_make_convolution(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     inputs = 64
     for width, depth, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
         for i in range(depth):
@@ -72,30 +78,30 @@ class Recurrent(nn.Module):
         return self.head(self.recurrent(x)[0])
 
 
-def _transformer(kind: str, argument: str, **options: Any) -> Callable[[], nn.Module]:
+def _make_transformer(kind: str, argument: str, **options: Any) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         import transformers
 
         config = getattr(transformers, f"{kind}Config")(**options)
-        return First(getattr(transformers, f"{kind}Model")(config), argument)
+        return FirstOutput(getattr(transformers, f"{kind}Model")(config), argument)
 
     return make
 
 
-def _ids(limit: int, length: int) -> Callable[[], tuple[torch.Tensor, ...]]:
+def _make_ids(limit: int, length: int) -> Callable[[], tuple[torch.Tensor, ...]]:
     return lambda: (torch.randint(0, limit, (1, length)),)
 
 
-def _image() -> tuple[torch.Tensor, ...]:
+def _make_image() -> tuple[torch.Tensor, ...]:
     return (torch.randn(1, 3, 224, 224),)
 
 
 MODELS = {
-    "bert": BenchModel(_transformer("Bert", "input_ids"), _ids(30_000, 128)),
-    "gpt2": BenchModel(_transformer("GPT2", "input_ids", use_cache=False), _ids(50_000, 64)),
-    "convnext": BenchModel(_transformer("ConvNext", "pixel_values"), _image, is_image=True),
-    "resnet50": BenchModel(resnet50, _image, is_image=True),
-    "vit": BenchModel(_transformer("ViT", "pixel_values"), _image),
+    "bert": BenchModel(_make_transformer("Bert", "input_ids"), _make_ids(30_000, 128)),
+    "gpt2": BenchModel(_make_transformer("GPT2", "input_ids", use_cache=False), _make_ids(50_000, 64)),
+    "convnext": BenchModel(_make_transformer("ConvNext", "pixel_values"), _make_image, is_image=True),
+    "resnet50": BenchModel(make_resnet50, _make_image, is_image=True),
+    "vit": BenchModel(_make_transformer("ViT", "pixel_values"), _make_image),
     "lstm": BenchModel(Recurrent, lambda: (torch.randn(8, 50, 256),)),
 }
 """BERT-base with 128 tokens, GPT-2 with 64, images of 224 pixels a side, 8 sequences of 50 steps."""
@@ -104,5 +110,5 @@ MODELS = {
 def make_model(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """Return a network in evaluation mode, and its inputs; the same ones in each process."""
     torch.manual_seed(0)
-    found = MODELS[name]
-    return found.make().eval().requires_grad_(False), found.inputs()
+    model = MODELS[name]
+    return model.make().eval().requires_grad_(False), model.inputs()

@@ -26,15 +26,15 @@ from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_a
 ENGINES = ("ort", "openvino", "xla", "tvm", "iree", "toy")
 KINDS = ("chain", "softmax", "layernorm", "matmul", "conv")
 REGIONS = 4
-BOUNDARY = 20e-6
+BOUNDARY_SECONDS = 20e-6
 """Seconds that a boundary between two regions may cost."""
-TURN = 0.01
+TURN_SECONDS = 0.01
 """Seconds of a candidate's turn."""
 
 Array = Any
 
 
-def blocks(kind: str, count: int, size: int) -> Function:
+def make_blocks(kind: str, count: int, size: int) -> Function:
     """Create a Function of ``count`` blocks of a kind. Nodes and values are named by block: ``b0_...``, ``b1_...``."""
     rng = np.random.default_rng(0)
 
@@ -60,10 +60,10 @@ def _nodes(kind: str, prefix: str, read: str, made: str) -> list[Node]:
     if kind == "chain":
         ops = [("Mul", "c"), ("Add", "d"), ("Relu", ""), ("Sub", "c"), ("Abs", ""), ("Add", "d"), ("Sqrt", ""), ("Mul", "d")]
         names = [read, *(f"{prefix}{i}" for i in range(len(ops) - 1)), made]
-        pairs = pairwise(names)
+        measure_pairs = pairwise(names)
         return [
-            Node(op, (a, second) if second else (a,), (b,), name=f"{prefix}{op}{i}")
-            for i, ((op, second), (a, b)) in enumerate(zip(ops, pairs, strict=True))
+            Node(op, (options, second) if second else (options,), (b,), name=f"{prefix}{op}{i}")
+            for i, ((op, second), (options, b)) in enumerate(zip(ops, measure_pairs, strict=True))
         ]
     op, seconds, attributes = {
         "softmax": ("Softmax", (), {"axis": -1}),
@@ -74,9 +74,9 @@ def _nodes(kind: str, prefix: str, read: str, made: str) -> list[Node]:
     return [Node(op, (read, *seconds), (made,), read_attributes(attributes), name=f"{prefix}{op}")]
 
 
-def single(engine: str, kind: str, size: int, threads: int) -> tuple[Executable, Array]:
+def compile_region(engine: str, kind: str, size: int, threads: int) -> tuple[Executable, Array]:
     """Compile one region of a kind for an engine; return it and an input."""
-    function = blocks(kind, 1, size)
+    function = make_blocks(kind, 1, size)
     executable = registry.create(engine).compile(function, CompileContext(threads=threads))
     executable.prepare()
     type_ = function.inputs[0].type
@@ -87,15 +87,15 @@ def single(engine: str, kind: str, size: int, threads: int) -> tuple[Executable,
 # ---------------------------------------------------------------------- where the result goes
 
 
-def memory_kinds(a: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measure_memory_kinds(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield, per engine and kind, the time into new memory and the ratios of the other ways to it."""
-    for engine in a.engines:
-        for kind in a.kinds:
-            executable, x = single(engine, kind, a.side, a.threads)
+    for engine in options.engines:
+        for kind in options.kinds:
+            executable, x = compile_region(engine, kind, options.side, options.threads)
             calls = {"new": lambda executable=executable, x=x: executable.run([x])}
             calls |= dict(_bound(executable, x))
-            times = interleave(calls, rounds=a.pair_rounds, budget=TURN)
-            others = {name: compared(times[name], [times["new"]]) for name in calls if name != "new"}
+            times = interleave(calls, rounds=options.pair_rounds, budget=TURN_SECONDS)
+            others = {name: compute_charged_ratio(times[name], [times["new"]]) for name in calls if name != "new"}
             yield {"engine": engine, "kind": kind, "us": 1e6 * min(times["new"].seconds), **others}
 
 
@@ -108,7 +108,7 @@ def _bound(executable: Executable, x: Array) -> Iterator[tuple[str, Callable[[],
         yield "over", executable.bind([over], [over])
 
 
-def compared(of: Timing, to: list[Timing], less: float = 0.0) -> dict[str, float]:
+def compute_charged_ratio(of: Timing, to: list[Timing], less: float = 0.0) -> dict[str, float]:
     """Return the median and quartiles of the ratio within rounds, and the ratio of the best times; ``less`` seconds are free.
 
     Other work of the machine only increases times, so the ratio of the best times varies less.
@@ -120,14 +120,18 @@ def compared(of: Timing, to: list[Timing], less: float = 0.0) -> dict[str, float
 # ---------------------------------------------------------------------- pairs
 
 
-def pairs(a: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measure_pairs(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield, per pair of engines and kind, the time in regions and its ratio to the regions alone and the boundaries."""
-    alone = {(engine, kind): single(engine, kind, a.side, a.threads) for engine in a.engines for kind in a.kinds}
-    for first, second in combinations(a.engines, 2):
-        for kind in a.kinds:
+    alone = {
+        (engine, kind): compile_region(engine, kind, options.side, options.threads)
+        for engine in options.engines
+        for kind in options.kinds
+    }
+    for first, second in combinations(options.engines, 2):
+        for kind in options.kinds:
             row = {"engines": [first, second], "kind": kind}
             try:
-                module = alternating(first, second, kind, a)
+                module = make_alternating(first, second, kind, options)
             except XRTError as refusal:
                 yield {**row, "why_not": str(refusal).splitlines()[0]}
                 continue
@@ -137,26 +141,28 @@ def pairs(a: argparse.Namespace) -> Iterator[dict[str, Any]]:
             if engines != [first, second] * (REGIONS // 2):
                 yield {**row, "why_not": f"the plan has regions on {', '.join(engines)}"}
                 continue
-            yield {**row, **_timed(module, x, [alone[engine, kind] for engine in (first, second)], a.pair_rounds)}
+            yield {**row, **_timed(module, x, [alone[engine, kind] for engine in (first, second)], options.pair_rounds)}
 
 
-def alternating(first: str, second: str, kind: str, a: argparse.Namespace) -> xrt.XRTModule:
+def make_alternating(first: str, second: str, kind: str, options: argparse.Namespace) -> xrt.XRTModule:
     """Create a module whose blocks of a kind alternate between two engines."""
     pins = [f"name:b{block}_*={(first, second)[block % 2]}" for block in range(REGIONS)]
-    return xrt.XRTModule(blocks(kind, REGIONS, a.side), engine=[first, second], strict=True, pins=pins, threads=a.threads)
+    return xrt.XRTModule(
+        make_blocks(kind, REGIONS, options.side), engine=[first, second], strict=True, pins=pins, threads=options.threads
+    )
 
 
 def _timed(module: xrt.XRTModule, x: Array, alone: list[tuple[Executable, Array]], rounds: int) -> dict[str, Any]:
     calls: dict[str, Callable[[], Any]] = {"mixture": lambda: module(x)}
     calls |= {f"alone {i}": lambda part=part: part[0].run([part[1]]) for i, part in enumerate(alone)}
     calls["by hand"] = lambda: _call_in_turn([part[0] for part in alone], x)
-    times = interleave(calls, rounds=rounds, budget=TURN)
+    times = interleave(calls, rounds=rounds, budget=TURN_SECONDS)
     parts = [times[f"alone {i % len(alone)}"] for i in range(REGIONS)]
-    free = BOUNDARY * (REGIONS - 1)
+    free = BOUNDARY_SECONDS * (REGIONS - 1)
     return {
         "us": 1e6 * min(times["mixture"].seconds),
-        "to_parts": compared(times["mixture"], parts, free),
-        "to_parts_in_turn": compared(times["mixture"], [times["by hand"]], free),
+        "to_parts": compute_charged_ratio(times["mixture"], parts, free),
+        "to_parts_in_turn": compute_charged_ratio(times["mixture"], [times["by hand"]], free),
     }
 
 

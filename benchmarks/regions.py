@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from output import make_parser, print_figures
-from region_pairs import ENGINES, KINDS, memory_kinds, pairs
+from region_pairs import ENGINES, KINDS, measure_memory_kinds, measure_pairs
 
 import xrt
 from xrt.bench import RatioInterval, Timing, compute_ratio, interleave, machine
@@ -37,7 +37,7 @@ ALTERNATIONS = ("tvm", "toy")
 """Engines that alternate with ort: they run all nodes except convolutions."""
 
 
-def convolutions(channels: int, size: int) -> Function:
+def make_convolutions(channels: int, size: int) -> Function:
     """Create a chain of blocks, each a 3x3 convolution, a Relu and an addition of the block's input."""
     rng = np.random.default_rng(0)
     shape = TensorType(DType.FLOAT32, (1, channels, size, size))
@@ -67,7 +67,7 @@ def regions_alone(module: xrt.XRTModule, x: Any, threads: int) -> list[Callable[
     return calls
 
 
-def measured(what: str, cut: xrt.XRTModule, whole: xrt.XRTModule, x: Any, threads: int, rounds: int) -> dict[str, Any]:
+def measure_cut(what: str, cut: xrt.XRTModule, whole: xrt.XRTModule, x: Any, threads: int, rounds: int) -> dict[str, Any]:
     """Measure a module cut into regions against its regions alone and the uncut model, and its processor time when idle."""
     np.testing.assert_allclose(cut(x), whole(x), rtol=1e-3, atol=1e-4)
     calls = {f"region {i}": call for i, call in enumerate(regions_alone(cut, x, threads))}
@@ -83,18 +83,18 @@ def measured(what: str, cut: xrt.XRTModule, whole: xrt.XRTModule, x: Any, thread
         "to_regions_alone": asdict(compute_ratio(times["cut"], alone)),
         "bound_to_regions_alone": asdict(compute_ratio(times["bound"], alone)),
         "to_one_region": asdict(compute_ratio(times["cut"], [times["whole"]])),
-        "lost_fusion": lost_fusion(alone, times["whole"]),
-        "idle_cpu": idle_cpu(),
+        "lost_fusion": compute_lost_fusion(alone, times["whole"]),
+        "idle_cpu": measure_idle_cpu(),
     }
 
 
-def lost_fusion(alone: list[Timing], whole: Timing) -> dict[str, float]:
+def compute_lost_fusion(alone: list[Timing], whole: Timing) -> dict[str, float]:
     """Compute how much longer the regions alone take than the uncut model, as a share of the latter."""
     more = compute_ratio(Timing(tuple(map(sum, zip(*(timing.seconds for timing in alone), strict=True)))), [whole])
     return asdict(RatioInterval(more.median - 1, more.low - 1, more.high - 1))
 
 
-def idle_cpu(seconds: float = 1.0) -> float:
+def measure_idle_cpu(seconds: float = 1.0) -> float:
     """Measure the share of one core that this process uses while it is idle."""
     time.sleep(0.05)  # whoever was about to fall asleep
     began, wall = time.process_time(), time.perf_counter()
@@ -116,51 +116,51 @@ def main() -> None:
     parser.add_argument("--kinds", type=_words, default=KINDS, help=f"kinds of their regions (default {','.join(KINDS)})")
     parser.add_argument("--side", type=int, default=512, help="rows and columns of their values (default 512)")
     parser.add_argument("--pair-rounds", type=int, default=15, help="interleaved rounds of each (default 15)")
-    a = parser.parse_args()
+    options = parser.parse_args()
     figures = {
         "machine": machine("onnxruntime", "apache-tvm"),
         "native": why_not_shipped() is None,
-        "cuts": cuts(a),
-        "alternations": alternations(a),
-        "memory": list(memory_kinds(a)),
-        "pairs": list(pairs(a)),
-        "pairs_on_one_thread": list(pairs(replace_threads(a, 1))) if a.threads > 1 else [],
+        "cuts": measure_cuts(options),
+        "alternations": measure_alternations(options),
+        "memory": list(measure_memory_kinds(options)),
+        "pairs": list(measure_pairs(options)),
+        "pairs_on_one_thread": list(measure_pairs(replace_threads(options, 1))) if options.threads > 1 else [],
     }
-    print_figures("regions", figures, as_json=a.json)
+    print_figures("regions", figures, as_json=options.json)
 
 
-def replace_threads(a: argparse.Namespace, threads: int) -> argparse.Namespace:
-    return argparse.Namespace(**{**vars(a), "threads": threads})
+def replace_threads(options: argparse.Namespace, threads: int) -> argparse.Namespace:
+    return argparse.Namespace(**{**vars(options), "threads": threads})
 
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split(",")))
 
 
-def prepared(a: argparse.Namespace) -> tuple[Function, Any, xrt.XRTModule]:
+def prepare(options: argparse.Namespace) -> tuple[Function, Any, xrt.XRTModule]:
     """Return the model, an input for it, and the model in one region of ort."""
-    function = convolutions(a.channels, a.size)
-    x = np.random.default_rng(0).standard_normal((1, a.channels, a.size, a.size)).astype("float32")
-    return function, x, xrt.XRTModule(function, engine="ort", strict=True, threads=a.threads)
+    function = make_convolutions(options.channels, options.size)
+    x = np.random.default_rng(0).standard_normal((1, options.channels, options.size, options.size)).astype("float32")
+    return function, x, xrt.XRTModule(function, engine="ort", strict=True, threads=options.threads)
 
 
-def cuts(a: argparse.Namespace) -> list[dict[str, Any]]:
-    function, x, whole = prepared(a)
+def measure_cuts(options: argparse.Namespace) -> list[dict[str, Any]]:
+    function, x, whole = prepare(options)
     rows = []
-    for count in map(int, _words(a.counts)):
+    for count in map(int, _words(options.counts)):
         most = len(function.nodes) // count
-        cut = xrt.XRTModule(function, engine="ort", strict=True, maximum_nodes=most, threads=a.threads)
-        rows.append(measured("ort", cut, whole, x, a.threads, a.rounds))
+        cut = xrt.XRTModule(function, engine="ort", strict=True, maximum_nodes=most, threads=options.threads)
+        rows.append(measure_cut("ort", cut, whole, x, options.threads, options.rounds))
     return rows
 
 
-def alternations(a: argparse.Namespace) -> list[dict[str, Any]]:
-    function, x, whole = prepared(a)
+def measure_alternations(options: argparse.Namespace) -> list[dict[str, Any]]:
+    function, x, whole = prepare(options)
     rows = []
-    for other in filter(None, a.others.split(",")):
+    for other in filter(None, options.others.split(",")):
         pins = ["Conv=ort", f"Relu|Add={other}"]
-        cut = xrt.XRTModule(function, engine=["ort", other], strict=True, pins=pins, threads=a.threads)
-        rows.append(measured(f"ort, {other}", cut, whole, x, a.threads, a.rounds))
+        cut = xrt.XRTModule(function, engine=["ort", other], strict=True, pins=pins, threads=options.threads)
+        rows.append(measure_cut(f"ort, {other}", cut, whole, x, options.threads, options.rounds))
     return rows
 
 

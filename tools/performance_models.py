@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.precision_figures import find_losing_steps, find_other_answers, find_over, find_slower, find_slowest
-from benchmarks.pytorch import OURS, find_worst, mean_over_eager
+from benchmarks.pytorch import XRT_WAYS, find_worst, mean_over_eager
 from tools.conformance_page import table
 from tools.performance_sections import Figures, Section, Verdict, format_ratio, judge_at_least
 
@@ -141,7 +141,7 @@ def _list_pytorch_tables(figures: Figures) -> Iterator[str]:
 
 def _list_pytorch_verdicts(figures: Figures) -> Iterator[Verdict]:
     for mkl, models in figures.get("calls", {}).items():
-        for name in OURS:
+        for name in XRT_WAYS:
             (model, ratio), mean = find_worst(models, name), mean_over_eager(models, name)
             yield Verdict(f"{name} over the best of the others, {mkl}: {model}", "at least 0.9 x", f"{ratio:.2f} x", ratio >= 0.9)
             yield Verdict(f"{name} over eager, geometric mean, {mkl}", "over 1 x", f"{mean:.2f} x", mean > 1)

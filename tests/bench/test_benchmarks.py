@@ -56,14 +56,14 @@ def test_a_short_soak_finds_nothing() -> None:
 def measured() -> dict[str, Any]:
     with simulate_devices():
         simulated = device("cuda")
-        engines = gpu.status(simulated)
-        latency = list(gpu.latencies({"chain": gpu.chain(8)}, simulated, ["toy", "tvm"], 2))
+        engines = gpu.probe_engines(simulated)
+        latency = list(gpu.measure_latencies({"chain": gpu.make_chain(8)}, simulated, ["toy", "tvm"], 2))
         figures = {
             "engines": engines,
             "latency": latency,
-            "chain": gpu.bandwidth(simulated, 16, 2, ["toy"]),
-            "copies": gpu.copies(gpu.chain(8), simulated),
-            "mixtures": list(gpu.mixtures(gpu.chain(8), simulated, ["toy"], "Relu")),
+            "chain": gpu.measure_bandwidth(simulated, 16, 2, ["toy"]),
+            "copies": gpu.count_copies(gpu.make_chain(8), simulated),
+            "mixtures": list(gpu.measure_mixtures(gpu.make_chain(8), simulated, ["toy"], "Relu")),
         }
     more = {"device": "simulated", "date": "2026-01-01", "versions": "none", "tests": {"all": {"passed": 3}}}
     return json.loads(json.dumps(figures | more))  # as written and read

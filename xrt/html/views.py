@@ -498,7 +498,7 @@ def _place_edge(edge: Mapping[str, Any], label: str, left: float) -> dict[str, A
     points = [(point["x"] + left, point["y"] + MARGIN) for point in edge["points"]]
     x, y = points[-1]
     head = f"{x - 4:.1f},{y - 7:.1f} {x + 4:.1f},{y - 7:.1f} {x:.1f},{y:.1f}"
-    placed = {"path": _round_corners(points), "head": head, "label": label}
+    placed: dict[str, Any] = {"path": _round_corners(points), "head": head, "label": label}
     if label:
         anchor = edge["label_anchor"]
         placed |= {"x": round(anchor["x"] + left, 1), "y": round(anchor["y"] + MARGIN, 1), "width": _measure_label(label)}
