@@ -20,11 +20,9 @@ from xrt.forking import renew_after_fork
 
 PROGRESS_VARIABLE = "XRT_PROGRESS"
 """The environment variable; ``off`` disables progress. `xrt.processes` sets it for worker processes."""
-DELAY_SECONDS = 2.0
-"""Work that ends sooner shows no progress."""
+DELAY_SECONDS = 2.0  # work that ends sooner shows no progress
 UPDATE_SECONDS = 0.25
-ERASE_LINE = "\r\x1b[2K"
-"""Terminal codes that move the cursor to the start of the line and erase it."""
+ERASE_LINE = "\r\x1b[2K"  # moves the cursor to the start of the line, and erases the line
 
 ReportStage: TypeAlias = Callable[[str], None]
 """Sets the stage that the progress line shows, in a few words."""
@@ -74,12 +72,9 @@ class ProgressLine:
     """
 
     def __init__(self, display: Any, title: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._display = display
-        self._title = title
-        self._clock = clock
+        self._display, self._title, self._clock = display, title, clock
         self._start = clock()
-        self._stage = ""
-        self._shown_text = ""
+        self._stage = self._shown_text = ""
 
     def set_stage(self, stage: str) -> None:
         """Set the text of the current stage; the next `tick` shows it."""
@@ -99,8 +94,7 @@ class ProgressLine:
     def close(self) -> None:
         """Remove the line if it was shown."""
         if self._shown_text:
-            elapsed = self._clock() - self._start
-            self._display.close(_replace_control_characters(f"xrt: {self._title} took {elapsed:.1f} s"))
+            self._display.close(_replace_control_characters(f"xrt: {self._title} took {self._clock() - self._start:.1f} s"))
 
 
 def _replace_control_characters(text: str) -> str:

@@ -149,9 +149,7 @@ def test_names_are_unique() -> None:
         with pytest.raises(ModelError, match="a value named 'x' already"):
             b.input("x", F32)
         ops.Relu(x, name="act")
-        with pytest.raises(
-            ModelError, match=r"another value of the graph has the name '.*act'; choose another name, or use scope"
-        ):
+        with pytest.raises(ModelError, match="another value of the graph has the name '.*act'; choose another name, or use"):
             ops.Relu(x, name="act")
         with scope("block"):
             assert ops.Relu(x, name="act").name == "block/act"
@@ -195,10 +193,7 @@ def test_an_update_is_an_alias_and_its_value_an_output() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (
-            lambda x: Graph.update(-x, x),
-            r"only an input can be updated; <Tensor neg_1: .*> is not an input \(the inputs are: x\)",
-        ),
+        (lambda x: Graph.update(-x, x), r"only an input can be updated; <Tensor neg_1: .*> is not an input \(the inputs"),
         (lambda x: Graph.update(x, x.sum()), "input x: .* cannot be updated with reducesum_1: .*; their types differ"),
         (lambda x: (Graph.update(x, -x), Graph.update(x, x + 1)), "input 'x' is updated twice"),
         (
@@ -348,7 +343,7 @@ def test_an_opaque_operator() -> None:
     assert pair.outputs == ("pair_1", "pair_1_2")
     assert function.opsets == {"": 26, "com.microsoft": 1}
     assert [value.type for value in function.outputs] == [None, F32]
-    with pytest.raises(ModelError, match=r"the graph imports com.microsoft at version 1; version 2 was requested"):
+    with pytest.raises(ModelError, match=r"the operator imports com.microsoft at version 2, the graph at 1"):
         trace(lambda x: (ops.custom("A", x, domain="com.microsoft"), ops.custom("B", x, domain="com.microsoft", version=2)), F32)
 
 

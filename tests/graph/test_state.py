@@ -86,10 +86,7 @@ REFUSED = {
         [State("h", "long")],
         "state 'h' is float32[2], but its next value 'long' is float32[3]; both must have one type",
     ),
-    "no tensor": (
-        [State("h", "list")],
-        "state 'h' is float32[2], and its next value 'list' is seq(float32[2]); both must be tensors",
-    ),
+    "no tensor": ([State("h", "list")], "state 'h' is float32[2], but its next value 'list' is seq(float32[2]); use tensors"),
 }
 
 

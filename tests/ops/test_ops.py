@@ -19,9 +19,8 @@ from tools.write_stubs import stub
 from xrt import ops
 from xrt.errors import ModelError
 from xrt.formats import onnx
-from xrt.graph import Attribute, AttrKind, DType, Function, Node, TensorType
+from xrt.graph import Attribute, AttrKind, DType, Function, Node, TensorType, may_equal
 from xrt.graph.schemas import find_operator, latest_opset
-from xrt.graph.types import may_equal
 
 ALL = sorted({schema.name for schema in defs.get_all_schemas_with_history() if schema.domain == ""})
 # ---------------------------------------------------------------------- what there is

@@ -193,9 +193,8 @@ def test_a_served_model_gives_the_bits_of_a_direct_call(function: Function) -> N
         except XRTError:  # random sizes that the model does not take
             assume(False)
         expected = results if isinstance(results, tuple) else (results,)
-        narrow = any(
-            not DATATYPES[DATATYPE_NAMES[xrt.DType.from_array(array)]].has_json for array in (*inputs.values(), *expected)
-        )
+        dtypes = [xrt.DType.from_array(array) for array in (*inputs.values(), *expected)]
+        narrow = any(not DATATYPES[DATATYPE_NAMES[dtype]].has_json for dtype in dtypes)
 
         async def test() -> None:
             for is_binary in (True,) if narrow else (True, False):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import Token
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
@@ -167,11 +167,7 @@ def record_function(
 
 def _check_opsets(builder: Builder, function: Function) -> None:
     for domain, version in function.opsets.items():
-        if builder.opsets.setdefault(domain, version) != version:
-            raise ModelError(
-                f"function {function.name!r} imports {format_domain(domain)} at version {version}, the graph at "
-                f"{builder.opsets[domain]}; trace both at the same version"
-            )
+        builder.import_domain(domain, version, f"function {function.name!r}")
 
 
 DEFAULT_OPSET = min(26, latest_version())
@@ -242,11 +238,11 @@ class Builder:
             self.opsets[domain] = latest_version(domain)
         return self.opsets[domain]
 
-    def import_domain(self, domain: str, version: int) -> None:
-        """Import a domain; raises ModelError if it is already imported at another version."""
+    def import_domain(self, domain: str, version: int, user: str = "the operator") -> None:
+        """Import a domain for ``user``; raises ModelError if the graph already imports it at another version."""
         if self.opsets.setdefault(domain, version) != version:
-            conflict = f"the graph imports {format_domain(domain)} at version {self.opsets[domain]}"
-            raise ModelError(f"{conflict}; version {version} was requested")
+            conflict = f"{user} imports {format_domain(domain)} at version {version}, the graph at {self.opsets[domain]}"
+            raise ModelError(f"{conflict}; use the same version for both")
 
     def new_node(
         self,
@@ -311,11 +307,8 @@ class Builder:
         if not is_strong(value) or isinstance(value, Symbol):
             raise ModelError(f"a constant must be an array or a number; got {type(value).__name__} {value!r}")
         # One array object used several times becomes one constant.
-        shared = None if name is not None else self._shared.get(id(value))
-        return shared[0] if shared else self._new_constant(value, name)
-
-    def _new_constant(self, value: Any, name: str | None) -> Tensor:
-        """Create a constant, or return an equal small one."""
+        if name is None and id(value) in self._shared:
+            return self._shared[id(value)][0]
         is_writable = isinstance(value, np.ndarray) and value.flags.writeable
         constant = value if isinstance(value, Constant) else Constant(value.copy() if is_writable else value)
         # Named constants are not shared, so that each keeps its name.
@@ -414,17 +407,13 @@ class Builder:
 
     # ------------------------------------------------------------------ how nodes are recorded
 
-    @contextmanager
-    def scope(self, name: str) -> Iterator[None]:
+    def scope(self, name: str) -> AbstractContextManager[None]:
         """Prefix the names of recorded nodes with ``name/``."""
-        with self._set_temporarily(_prefix=f"{self._prefix}{name}/"):
-            yield
+        return self._set_temporarily(_prefix=f"{self._prefix}{name}/")
 
-    @contextmanager
-    def device(self, device: str) -> Iterator[None]:
+    def device(self, device: str) -> AbstractContextManager[None]:
         """Place recorded nodes on a device: ``"cpu"``, ``"cuda:1"``."""
-        with self._set_temporarily(_device=device):
-            yield
+        return self._set_temporarily(_device=device)
 
     @contextmanager
     def _set_temporarily(self, **fields: Any) -> Iterator[None]:

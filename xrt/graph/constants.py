@@ -118,8 +118,7 @@ class Constant:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        shape: tuple[int, ...] = self.array.shape
-        return shape
+        return tuple(self.array.shape)
 
     @property
     def type(self) -> TensorType:

@@ -61,11 +61,7 @@ class DeferredFunction(Function):
         weights: Mapping[bytes, Callable[[], np.ndarray[Any, Any]]],
         read: Callable[[], Function],
     ) -> None:
-        """Create a Function that ``read`` loads when its nodes are needed.
-
-        ``computed`` are the names of the outputs that nodes compute. ``weights`` maps the digest of a constant to a function that
-        reads its bytes.
-        """
+        """``read`` loads the Function. ``computed`` names outputs of nodes; ``weights`` maps digests to readers of constants."""
         self.__dict__.update(inputs=inputs, outputs=outputs, name=name, fingerprint=fingerprint, aliases=(), captures=())
         self.__dict__.update(
             _computed=frozenset(computed), _weights=weights, _read=read, _lock=renew_after_fork(threading.Lock())

@@ -184,11 +184,9 @@ class Tagged:
 class OpaqueCall:
     """A call of a PyTorch operator without an ONNX equivalent. Arguments are None, bool, int, float, str, lists or `Tagged`.
 
-    The node has the domain `ATEN_DOMAIN` and three attributes:
-
-    - ``operator``: PyTorch's name, such as ``aten::fft_rfft.default`` or ``mylib::blur.default``;
-    - ``call``: JSON of ``{"args": [...], "kwargs": {...}}``, where a Tagged is an object with its kind as the only key;
-    - ``reason``: why there is no ONNX equivalent.
+    The node has the domain `ATEN_DOMAIN`. Its attributes are ``operator``, PyTorch's name such as ``aten::fft_rfft.default``;
+    ``call``, JSON of ``{"args": [...], "kwargs": {...}}`` where a Tagged is an object with its kind as the only key; and ``reason``,
+    why there is no ONNX equivalent.
 
     The operator must not modify its inputs. A tuple or list of results becomes one output per element; a result that is None or
     unused is omitted. A Python number becomes a 0-d tensor of int64, float64 or bool.
@@ -238,9 +236,7 @@ class OpaqueCall:
                 return item
             if item.kind == "float":
                 return float(item.value)
-            if item.kind == "complex":
-                return complex(*item.value)
-            return change(item)
+            return complex(*item.value) if item.kind == "complex" else change(item)
 
         args = [resolve_item(item) for item in self.args]
         return args, {name: resolve_item(item) for name, item in self.kwargs.items()}

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from xrt.html.views import Box, Edge
 
 
-MAX_PRINTED_ELEMENTS = 16
-"""Constants of up to this many elements are printed as numbers."""
+MAX_PRINTED_ELEMENTS = 16  # constants of more elements are printed as digests or in base64
 KEYWORDS = frozenset(
     {"_", "after", "alias", "base64", "bytes", "const", "doc", "function", "meta", "on", "opset", "sha256", "tensor", "type"}
 )
@@ -235,10 +234,8 @@ def _format_float(number: np.float32) -> str:
 
 # ---------------------------------------------------------------------- in a notebook
 
-MAX_PRINTED_NODES = 200
-"""The cell includes the text of Functions of up to this many nodes."""
-MAX_OPERATOR_ROWS = 12
-"""Rows of the table of operators; the last row has the sum of all others."""
+MAX_PRINTED_NODES = 200  # the cell includes the text of Functions of up to this many nodes
+MAX_OPERATOR_ROWS = 12  # one more row has the sum of all other operators
 
 
 def render_function(function: Function) -> str:

@@ -119,7 +119,7 @@ def _check_types(function: Function, state: State) -> Iterator[str]:
     if before is None or after is None:
         return
     if not isinstance(before, TensorType) or not isinstance(after, TensorType):
-        yield f"state {state.input!r} is {before}, and its next value {state.output!r} is {after}; both must be tensors"
+        yield f"state {state.input!r} is {before}, but its next value {state.output!r} is {after}; use tensors"
     elif not may_equal(before, after):
         yield f"state {state.input!r} is {before}, but its next value {state.output!r} is {after}; both must have one type"
 

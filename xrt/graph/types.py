@@ -213,10 +213,8 @@ def may_equal(a: Type, b: Type) -> bool:
     """
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
         return a == b
-    if a.dtype is not b.dtype:
-        return False
-    if a.shape is None or b.shape is None:
-        return True
+    if a.dtype is not b.dtype or a.shape is None or b.shape is None:
+        return a.dtype is b.dtype
     if len(a.shape) != len(b.shape):
         return False
     return all(x == y for x, y in zip(a.shape, b.shape, strict=True) if isinstance(x, int) and isinstance(y, int))

@@ -59,10 +59,6 @@ class _Case:
     version: int | None
     """The imported version of the node's domain."""
 
-    @property
-    def function(self) -> Function:
-        return self.scope.function
-
 
 def verify(function: Function) -> None:
     """Check all rules; raise ModelError that lists the first `MAX_LISTED_VIOLATIONS` violations.
@@ -138,7 +134,6 @@ def _captures_are_defined(scope: _Scope) -> Iterator[str]:
 
 
 def _describe_reader(function: Function, name: str) -> str:
-    """Describe what reads a value, for a sentence that continues with the value's name."""
     for holder, node in function.walk():
         if name in node.inputs:
             location = "" if holder is function else f" in body {holder.name!r}"
@@ -221,7 +216,7 @@ FUNCTION_RULES = (
 
 def _domain_is_imported(case: _Case) -> Iterator[str]:
     if case.version is None and case.node.domain != LAUNCH_DOMAIN:
-        imported = ", ".join(format_domain(domain) for domain in case.function.opsets) or "none"
+        imported = ", ".join(format_domain(domain) for domain in case.scope.function.opsets) or "none"
         yield f"the function imports no opset for {format_domain(case.node.domain)} (it imports: {imported})"
 
 
@@ -308,7 +303,7 @@ def _results_fit(case: _Case) -> Iterator[str]:
     if case.node.op == "If":
         then_scope = _Scope(case.node.attr("then_branch"), outer=case.scope)
         else_scope = _Scope(case.node.attr("else_branch"), outer=case.scope)
-        # Branches with different numbers of outputs are reported by `_bodies_fit`.
+        # `_bodies_fit` reports branches with different numbers of outputs.
         pairs = zip(then_scope.function.outputs, else_scope.function.outputs, strict=False)
         for number, (a, b) in enumerate(pairs, 1):
             then_type, else_type = then_scope.type_of(a.name), else_scope.type_of(b.name)

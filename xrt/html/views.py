@@ -105,17 +105,11 @@ def format_list(words: list[str]) -> str:
     >>> format_list(["a"]), format_list(["a", "b", "c"])
     ('a', 'a, b and c')
     """
-    if len(words) < 2:
-        return "".join(words)
-    return f"{', '.join(words[:-1])} and {words[-1]}"
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
 
 
 def _choose_time_unit(value: float) -> tuple[float, str]:
-    """The seconds of the largest unit that is at most ``value``, and its name."""
-    for scale, unit in TIME_UNITS:
-        if abs(value) >= scale:
-            return scale, unit
-    return TIME_UNITS[-1]
+    return next(((scale, unit) for scale, unit in TIME_UNITS if abs(value) >= scale), TIME_UNITS[-1])
 
 
 def _format_digits(value: float) -> str:
@@ -163,7 +157,6 @@ def render_cell(template: str, **facts: Any) -> str:
 
 
 def _render(template: str, **facts: Any) -> str:
-    """Render a template with all texts escaped."""
     return _UNUSUAL.sub(_replace_unprintable, _environment().get_template(template).render(root=ROOT_CLASS, **facts))
 
 
@@ -188,7 +181,6 @@ def _environment() -> Environment:
 
 @cache
 def load_page_style() -> str:
-    """The style sheet of a page."""
     return _read("view.css") + _read("page.css")
 
 
@@ -243,9 +235,8 @@ class MeanCall:
 
     calls: int
     seconds: float
-    """Mean time of a whole call."""
     regions: tuple[float, ...]
-    """Mean time of each region, in execution order."""
+    """In execution order."""
 
     @property
     def seconds_outside(self) -> float:
@@ -298,14 +289,9 @@ def _make_bar(row: Bar, axis_end: float) -> dict[str, Any]:
     is_cut = row.seconds > axis_end
     ends = [_format_share(end, axis_end) for end in (row.interval.low, row.interval.high)] if row.interval else []
     note = f", {row.note}" if row.note else ""
-    cut = " (the bar is cut)" if is_cut else ""
-    return {
-        **{name: getattr(row, name) for name in ("name", "kind", "verdict", "seconds")},
-        "width": _format_share(row.seconds, axis_end),
-        "is_cut": is_cut,
-        "ends": ends,
-        "figure": f"{format_seconds_interval(row.seconds, row.interval)}{note}{cut}",
-    }
+    figure = format_seconds_interval(row.seconds, row.interval) + note + (" (the bar is cut)" if is_cut else "")
+    fields = {name: getattr(row, name) for name in ("name", "kind", "verdict", "seconds")}
+    return {**fields, "width": _format_share(row.seconds, axis_end), "is_cut": is_cut, "ends": ends, "figure": figure}
 
 
 def _format_share(value: float, axis_end: float) -> str:

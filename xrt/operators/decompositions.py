@@ -34,9 +34,7 @@ def decomposition(*operators: str, since: int) -> Callable[[_Rule], _Rule]:
 def write_decomposition(writer: NodeWriter) -> str | Sequence[str] | None:
     """Write the decomposition of the writer's node; None if no rule supports the node."""
     since, rule = DECOMPOSITIONS.get(writer.node.op, (0, None))
-    if rule is None or writer.function.opsets.get("", 0) < since:
-        return None
-    return rule(writer)
+    return None if rule is None or writer.function.opsets.get("", 0) < since else rule(writer)
 
 
 # ---------------------------------------------------------------------- elementwise operators
@@ -159,12 +157,10 @@ def _log_sum_exp(w: NodeWriter) -> str | None:
     axes_attribute, keepdims = w.attr("axes"), w.attr("keepdims", 1)
     if not w.dtype(w.x).is_float or w.attr("noop_with_empty_axes", 0):
         return None
-    axes_inputs = w.node.inputs[1:]
+    axes_inputs = sum_inputs = w.node.inputs[1:]
     max_attributes: dict[str, Any] = {}
-    sum_inputs: Sequence[str] = axes_inputs
-    if axes_attribute is not None:
-        # From opset 13 to 17 the axes are an attribute of ReduceMax, but an input of ReduceSum.
-        max_attributes, sum_inputs = {"axes": tuple(axes_attribute)}, [w.integers(axes_attribute)]
+    if axes_attribute is not None:  # up to opset 17: an attribute of ReduceMax, but an input of ReduceSum
+        max_attributes, sum_inputs = {"axes": tuple(axes_attribute)}, (w.integers(axes_attribute),)
     largest = w.op("ReduceMax", w.x, *axes_inputs, **max_attributes)
     total = w.op("ReduceSum", w.op("Exp", w.op("Sub", w.x, largest)), *sum_inputs, keepdims=keepdims)
     if not keepdims:
@@ -300,7 +296,7 @@ def _pad(w: NodeWriter) -> str | None:
     name = w.x
     for axis, widths in zip(axes.tolist(), pads.reshape(2, -1).T.tolist(), strict=True):
         if any(widths):
-            # Pad the indices of the axis like its elements: each index says which element to copy.
+            # Padding the indices of the axis gives, for each padded element, the index of the element to copy.
             name = w.op("Gather", name, w.constant(np.pad(np.arange(extents[axis]), widths, mode)), axis=axis)
     return name
 

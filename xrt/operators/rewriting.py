@@ -13,10 +13,7 @@ from xrt.graph.node import FreshNames, rename_node
 
 
 def find_constant(name: str, function: Function) -> Constant | None:
-    """Find the constant of a value: an initializer, or the output of a Constant node or of the Shape of a static tensor.
-
-    None for other values.
-    """
+    """Find the constant of a value: an initializer, a Constant node, or the Shape of a static tensor. None for other values."""
     producer = function.producer(name)
     return function.constants.get(name) if producer is None else find_node_constant(producer, function)
 
@@ -123,7 +120,7 @@ class NodeWriter:
         return len(self.extents(name))
 
     def extents(self, name: str) -> tuple[int, ...]:
-        """The extents of a tensor of the Function, 0 for unknown ones; raises ValueError if the rank is unknown."""
+        """The extents of a tensor of the Function, 0 for unknown extents; raises ValueError if the rank is unknown."""
         type_ = self.find_type(name)
         if type_ is None or type_.shape is None:
             raise ValueError(f"the rank of {name!r} is unknown")
@@ -210,14 +207,8 @@ def as_function(node: Node, function: Function) -> Function:
         if constant is not None and constant.array.size <= MAX_SHAPE_ELEMENTS:
             constants[names[name]] = constant
     # Without name, control edges and device, which do not change the result, equal layers become equal Functions.
-    single = replace(
-        node,
-        inputs=tuple(names[name] for name in node.inputs),
-        outputs=tuple(names[name] for name in node.outputs),
-        name="it",
-        control=(),
-        device="",
-    )
+    new_inputs, new_outputs = (tuple(names[name] for name in old) for old in (node.inputs, node.outputs))
+    single = replace(node, inputs=new_inputs, outputs=new_outputs, name="it", control=(), device="")
     return Function(
         inputs=tuple(Value(names[name], function.get_type(name)) for name in inputs if names[name] not in constants),
         outputs=tuple(Value(names[name], function.get_type(name)) for name in node.outputs if name),
@@ -228,10 +219,8 @@ def as_function(node: Node, function: Function) -> Function:
 
 
 def _make_canonical_names(node: Node) -> dict[str, str]:
-    names = {"": ""}  # an omitted input or output
-    names |= {name: f"i{index}" for index, name in enumerate(dict.fromkeys(filter(None, node.inputs)))}
-    names |= {name: f"o{index}" for index, name in enumerate(node.outputs) if name}
-    return names
+    inputs = {name: f"i{index}" for index, name in enumerate(dict.fromkeys(filter(None, node.inputs)))}
+    return inputs | {name: f"o{index}" for index, name in enumerate(node.outputs) if name} | {"": ""}
 
 
 def decompose_nodes(function: Function, decompose: Decompose) -> Function:
@@ -281,12 +270,26 @@ IDENTITY_OPSET = 13
 """Opset of the inserted Identity nodes in a Function that does not import ai.onnx."""
 
 
-def separate_outputs(function: Function, reserved: Iterable[str] = ()) -> Function:
+def separate_outputs(function: Function, reserved: Iterable[str] = (), names: FreshNames | None = None) -> Function:
     """Insert Identity nodes, so that no output is listed twice or has a ``reserved`` name and no body returns a captured value.
 
-    Outputs keep their order; the first of repeated outputs keeps its name. Returns the same Function if nothing is inserted.
+    Outputs keep their order; the first of repeated outputs keeps its name. Returns the same Function if nothing is inserted. The
+    names of new values come from ``names``, which bodies share with the Function around them.
     """
-    return _separate_outputs(function, FreshNames.for_function(function), reserved)
+    names = names or FreshNames.for_function(function)
+    nodes = [node.map_bodies(lambda body: separate_outputs(body, body.captures, names)) for node in function.nodes]
+    used_names, outputs = set(reserved), []
+    for value in function.outputs:
+        name = value.name
+        if name in used_names:
+            name = names.take_numbered(value.name)
+            nodes.append(Node("Identity", (value.name,), (name,)))  # without a name, which a control edge could refer to
+        used_names.add(name)
+        outputs.append(Value(name, value.type or function.get_type(value.name)))
+    if _has_same_nodes(nodes, function):
+        return function
+    opsets = {"": IDENTITY_OPSET, **function.opsets}
+    return function.replace(nodes=tuple(nodes), outputs=tuple(outputs), opsets=opsets, aliases=())
 
 
 def ensure_computed_outputs(function: Function) -> Function:
@@ -295,20 +298,3 @@ def ensure_computed_outputs(function: Function) -> Function:
     Regions of a plan need none; a Function that is compiled alone may. Returns the same Function if nothing is inserted.
     """
     return separate_outputs(function, (*(value.name for value in function.inputs), *function.constants))
-
-
-def _separate_outputs(function: Function, fresh: FreshNames, reserved: Iterable[str]) -> Function:
-    nodes = [node.map_bodies(lambda body: _separate_outputs(body, fresh, body.captures)) for node in function.nodes]
-    used_names = set(reserved)
-    outputs = []
-    for value in function.outputs:
-        name = value.name
-        if name in used_names:
-            name = fresh.take_numbered(value.name)
-            nodes.append(Node("Identity", (value.name,), (name,)))  # without a name, which a control edge could refer to
-        used_names.add(name)
-        outputs.append(Value(name, value.type or function.get_type(value.name)))
-    if _has_same_nodes(nodes, function):
-        return function
-    opsets = {"": IDENTITY_OPSET, **function.opsets}
-    return function.replace(nodes=tuple(nodes), outputs=tuple(outputs), opsets=opsets, aliases=())

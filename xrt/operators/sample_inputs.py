@@ -23,7 +23,6 @@ _CATEGORY_ATTRIBUTES = ("cats_strings", "keys_strings", "classes_strings")
 """Attributes with the input strings of ai.onnx.ml's OneHotEncoder, CategoryMapper and LabelEncoder."""
 # NumPy generates 8-byte numbers, which are then cast to the input's type.
 BYTES_PER_RANDOM_NUMBER = 8
-_SEQUENCE_LENGTH = 2
 _DEFAULT_STRINGS = [f"text {n}" for n in range(10)]
 
 
@@ -76,7 +75,7 @@ def _sample(value: Value, type_: Type | None, sizes: Mapping[str, int], generato
     if isinstance(type_, OptionalType):
         return _sample(value, type_.element, sizes, generator, domain)
     if isinstance(type_, SequenceType):
-        return [_sample(value, type_.element, sizes, generator, domain) for _ in range(_SEQUENCE_LENGTH)]
+        return [_sample(value, type_.element, sizes, generator, domain) for _ in range(2)]
     if isinstance(type_, TensorType) and type_.shape is not None:
         shape = tuple(dim if isinstance(dim, int) else sizes.get(dim or "", 1) for dim in type_.shape)
         return _make_array(value, type_.with_shape(shape), generator, domain)

@@ -83,14 +83,13 @@ class DependencyGraph:
 
         Inputs, values captured by bodies, and control edges all count as dependencies. Linear.
         """
-        find_index = function.producer_index
         by_name: dict[str, int] = {}
         if any(node.control for node in function.nodes):
             # Control edges are rare, and the names of a large model take time to collect.
             by_name = {node.name: number for number, node in enumerate(function.nodes)}
         rows = []
         for node in function.nodes:
-            predecessors = {index for name in node.uses if (index := find_index(name)) is not None}
+            predecessors = {index for name in node.uses if (index := function.producer_index(name)) is not None}
             predecessors.update(by_name[name] for name in node.control)
             rows.append(tuple(predecessors))
         return cls(rows)

@@ -35,11 +35,9 @@ class _Part:
         """Create a part from ascending node indices. ``ends`` are the names of the Function's outputs. Linear in the part."""
         nodes = [function.nodes[index] for index in indices]
         names = {node.name for node in nodes}
-        defined = {name for node in nodes for name in node.defined_names}
+        defined = dict.fromkeys(name for node in nodes for name in node.defined_names)
         read = dict.fromkeys(name for node in nodes for name in node.uses if name not in defined)
-        outputs = [
-            name for node in nodes for name in node.defined_names if name in ends or _is_read_outside(function, name, names)
-        ]
+        outputs = [name for name in defined if name in ends or _is_read_outside(function, name, names)]
         return cls(nodes, names, list(read), outputs)
 
     def to_function(self, function: Function, name: str, aliases: tuple[tuple[str, str], ...]) -> Function:

@@ -420,6 +420,5 @@ def _list_readings(launch: Launch, producers: dict[str, int]) -> Iterator[Region
     from xrt.html.views import INPUTS, RegionInput
 
     for name, value in zip(launch.inputs, launch.function.inputs, strict=True):
-        yield RegionInput(
-            producers.get(name, INPUTS), str(value), value.type.nbytes if isinstance(value.type, TensorType) else None
-        )
+        nbytes = value.type.nbytes if isinstance(value.type, TensorType) else None
+        yield RegionInput(producers.get(name, INPUTS), str(value), nbytes)

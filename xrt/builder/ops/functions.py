@@ -43,9 +43,8 @@ def find_function(module: str, domain: str, name: str) -> Callable[..., Any]:
     """Find the function of an operator; raises AttributeError with the closest name if there is no such operator."""
     operator = None if name.startswith("_") else find_newest_operator(name, domain)
     if operator is None:
-        raise AttributeError(
-            f"{format_domain(domain)} has no operator {name!r}.{did_you_mean(name, list_names(domain))}", name=name
-        )
+        hint = did_you_mean(name, list_names(domain))
+        raise AttributeError(f"{format_domain(domain)} has no operator {name!r}.{hint}", name=name)
     return _make_function(module, operator)
 
 
@@ -108,9 +107,8 @@ def _format_section(title: str, lines: Iterator[str]) -> list[str]:
 
 
 def _format_parameter(formal: FormalParameter) -> str:
-    if formal.is_optional:
-        return f"{formal.name} ({formal.variable}, optional)"
-    return f"{formal.name} ({formal.variable}, any number)" if formal.is_variadic else f"{formal.name} ({formal.variable})"
+    count = ", any number" if formal.is_variadic else ""
+    return f"{formal.name} ({formal.variable}{', optional' if formal.is_optional else count})"
 
 
 def _format_attribute(attribute: FormalAttribute) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from xrt.builder.record_op import get_builder
+from xrt.builder.tracing import inline
 from xrt.errors import ModelError, OptionError
 from xrt.frontends.torch.backend import add_torch_engine, choose_default_engines
 from xrt.frontends.torch.dtypes import share_array, share_tensor, to_torch_dtype
@@ -115,6 +115,4 @@ def _find(number: int) -> FunctionModule:
 
 _LIBRARY.impl("run_function", lambda inputs, number: _find(number).run(inputs), "CPU")
 torch.library.register_fake("xrt::run_function", _make_fakes, lib=_LIBRARY)
-RULES["xrt.run_function.default"] = lambda _, inputs, number: list(
-    get_builder("a Function").inline(_find(number)._function, *inputs)
-)
+RULES["xrt.run_function.default"] = lambda _, inputs, number: list(inline(_find(number)._function, *inputs))
