@@ -185,8 +185,8 @@ class OpaqueCall:
     """A call of a PyTorch operator without an ONNX equivalent. Arguments are None, bool, int, float, str, lists or `Tagged`.
 
     The node has the domain `ATEN_DOMAIN`. Its attributes are ``operator``, PyTorch's name such as ``aten::fft_rfft.default``;
-    ``call``, JSON of ``{"args": [...], "kwargs": {...}}`` where a Tagged is an object with its kind as the only key; and ``reason``,
-    why there is no ONNX equivalent.
+    ``call``, JSON of ``{"args": [...], "kwargs": {...}}`` where a Tagged is an object with its kind as the only key; and
+    ``reason``, why there is no ONNX equivalent.
 
     The operator must not modify its inputs. A tuple or list of results becomes one output per element; a result that is None or
     unused is omitted. A Python number becomes a 0-d tensor of int64, float64 or bool.
