@@ -3,9 +3,7 @@
 For every shipped model, auto searches in a new process and stores its decision. In another process it takes turns with every
 single engine that is installed. Engines that fail, or are far slower, are skipped and listed with the reason.
 
-    python benchmarks/auto.py [--quick] [--json] [--budget S] [--seconds S] [--model MODEL]... [--engines ort,xla] [--store DIR]
-
-``--store`` keeps decisions and results in a directory, where an interrupted run continues.
+    python benchmarks/auto.py [--quick] [--json] [--budget S] [--seconds S] [--model MODEL]... [--engines ort,xla]
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -48,7 +46,7 @@ class Options:
     engines: tuple[str, ...]
     threads: int
     store: str
-    """Directory for decisions, compiled engines and results of steps."""
+    """Directory for decisions and compiled engines."""
     budget: float = 40.0
     """Seconds per search."""
     seconds: float = 5.0
@@ -75,33 +73,20 @@ def run_step(step: str, request: Mapping[str, Any], limit: float) -> dict[str, A
         return {"failed": str(error)}
 
 
-def compute_once(store: str, name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the stored result of this name; compute and store it if there is none."""
-    path = Path(store, "results", "".join(char if char.isalnum() else "-" for char in name) + ".json")
-    if path.exists():
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    result = compute()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result), encoding="utf-8")
-    return result
-
-
 # ---------------------------------------------------------------------- one model
 
 
 def measure_model(model: str, options: Options) -> dict[str, Any]:
     """Search on one model, try engines that the search did not measure, and compare."""
     limit = options.budget + options.patience
-    tuned = compute_once(options.store, f"tune {model}", lambda: run_step("tune", options.make_request(model), limit))
+    tuned = run_step("tune", options.make_request(model), limit)
     contenders = tuned.get("contenders", [])
     fast, slow, unmeasured = select_engines(options.engines, contenders)
-    probes = {} if "failed" in tuned else compute_once(options.store, f"probe {model}", lambda: probe(model, unmeasured, options))
+    probes = {} if "failed" in tuned else probe(model, unmeasured, options)
     correct = [contender for contender in contenders if contender["verdict"] not in ("wrong", "failed")]
     singles, more = add_probes(fast, probes, correct)
     request = options.make_request(model, singles=[name for name in options.engines if name in singles])
-    compared = {"failed": "nothing was decided"}
-    if "failed" not in tuned:
-        compared = compute_once(options.store, f"compare {model}", lambda: compare(request, limit))
+    compared = {"failed": "nothing was decided"} if "failed" in tuned else compare(request, limit)
     return {"model": model, "tuned": tuned, "slow": {**slow, **more}, "compared": compared}
 
 
@@ -170,15 +155,13 @@ def main() -> None:
     parser.add_argument(
         "--threads", type=int, default=count_available_cores(), help="threads of each engine (default: all cores)"
     )
-    parser.add_argument("--store", help="a directory for results, to continue an interrupted run")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="xrt-auto-") as folder:
-        figures = measure_all(make_options(arguments, arguments.store or folder))
+        figures = measure_all(make_options(arguments, folder))
     print_figures("auto", figures, as_json=arguments.json)
 
 
 def make_options(arguments: argparse.Namespace, store: str) -> Options:
-    store = str(Path(store).absolute())
     if arguments.quick:
         engines, quick = ("ort", "toy"), tuple(arguments.model or QUICK_MODELS)
         return Options(quick, engines, 1, store, budget=3.0, seconds=0.5, patience=60.0)

@@ -7,11 +7,10 @@ auto with a budget of one point of accuracy, ONNX Runtime's static quantization 
 runtimes. *qdq*: models quantized by these tools, on XRT's engines and on the libraries alone. All candidates of a model take
 turns in one process.
 
-    python benchmarks/precision.py [--quick] [--json] [--parts live,trained,qdq] [--models bert,...] [--work DIR]
+    python benchmarks/precision.py [--quick] [--json] [--parts live,trained,qdq] [--models bert,...]
         [--budget S] [--seconds S] [--threads N] [--engines ort,openvino]
 
-``--work`` stores the figures of each model in a directory; a later run with the same options measures only the missing ones, so
-that a long run can be split by ``--parts`` and ``--models``. Needs the extras `all` and `benchmarks`.
+Needs the extras `all` and `benchmarks`.
 """
 
 from __future__ import annotations
@@ -66,22 +65,6 @@ def measure_piece(part: str, model: str, options: Mapping[str, Any]) -> dict[str
     return {**figures, "seconds": time.perf_counter() - began, "load": load}
 
 
-def measure_once(part: str, model: str, options: Mapping[str, Any], work: Path) -> dict[str, Any]:
-    """Return stored figures with the same options, or measure the model and store them unless it failed."""
-    path = work / f"{part}-{model}.json"
-    if path.exists():
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        if stored["options"] == dict(options):
-            log(f"{part} {model}: stored")
-            return dict(stored["figures"])
-    log(f"{part} {model}")
-    figures = measure_piece(part, model, options)
-    if "failed" not in figures:
-        work.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"options": options, "figures": figures}), encoding="utf-8")
-    return figures
-
-
 def run_child(part: str, model: str, options: str) -> None:
     from precision_parts import PARTS, Options
 
@@ -96,11 +79,12 @@ def log(text: str) -> None:
 # ---------------------------------------------------------------------- all of them
 
 
-def measure(pieces: list[tuple[str, str]], options: Mapping[str, Any], work: Path) -> dict[str, Any]:
+def measure(pieces: list[tuple[str, str]], options: Mapping[str, Any]) -> dict[str, Any]:
     """Measure the selected models of each part."""
     figures: dict[str, Any] = {}
     for part, model in pieces:
-        record = measure_once(part, model, options, work)
+        log(f"{part} {model}")
+        record = measure_piece(part, model, options)
         figures.setdefault(part, {})[model] = record
         if "failed" in record:
             log(f"{part} {model} failed: {record['failed']}")
@@ -122,7 +106,6 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small models and short searches: shows that it works")
     parser.add_argument("--parts", default=",".join(MODELS), help=f"parts (default {','.join(MODELS)})")
     parser.add_argument("--models", help="models of these parts (default: all)")
-    parser.add_argument("--work", type=Path, help="a directory for figures, to continue an interrupted run")
     parser.add_argument("--budget", type=float, help="seconds of each search (default 40; quick 8)")
     parser.add_argument("--seconds", type=float, help="seconds of the turns of a model (default 30; quick 2)")
     parser.add_argument(
@@ -145,8 +128,7 @@ def main() -> None:
         "engines": arguments.engines.split(","),
         "is_quick": arguments.quick,
     }
-    with tempfile.TemporaryDirectory(prefix="xrt-precision-") as folder:
-        figures = measure(list(list_pieces(parts, models)), options, arguments.work or Path(folder))
+    figures = measure(list(list_pieces(parts, models)), options)
     print_figures("precision", figures, as_json=arguments.json)
 
 

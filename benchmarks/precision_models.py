@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pytorch_models import FirstOutput
 from torch import nn
 
 import xrt
@@ -85,45 +86,17 @@ def _scale(constant: Constant, factor: float, axis: int) -> Constant:
 # ---------------------------------------------------------------------- ConvNeXt
 
 
-class Block(nn.Module):
-    """A block of ConvNeXt (Liu et al., arXiv:2201.03545) with a layer scale of 0.5."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.depthwise = nn.Conv2d(width, width, 7, padding=3, groups=width)
-        self.norm, self.first, self.second = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.scale = nn.Parameter(torch.full((width,), 0.5))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
-        y = self.second(nn.functional.gelu(self.first(y)))
-        return x + (self.scale * y).permute(0, 3, 1, 2)
-
-
-class ChannelNorm(nn.Module):
-    """LayerNorm over the channels of images."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
 def make_convnext(*, is_small: bool) -> Function:
-    """Make ConvNeXt-T, or a narrow network of four blocks."""
+    """Make ConvNeXt-T (Liu et al., arXiv:2201.03545), or a narrow network of four blocks, with a layer scale of 0.5."""
+    from transformers import ConvNextConfig, ConvNextForImageClassification
+
     torch.manual_seed(0)
-    depths, widths, image = ((1, 1, 1, 1), (24, 48, 96, 192), 64) if is_small else ((3, 3, 9, 3), (96, 192, 384, 768), 224)
-    layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 4, 4), ChannelNorm(widths[0])]
-    for place, (depth, width) in enumerate(zip(depths, widths, strict=True)):
-        if place:
-            layers += [ChannelNorm(widths[place - 1]), nn.Conv2d(widths[place - 1], width, 2, 2)]
-        layers += [Block(width) for _ in range(depth)]
-    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(widths[-1]), nn.Linear(widths[-1], 1000))
-    for layer in net.modules():
+    narrow = {"depths": [1, 1, 1, 1], "hidden_sizes": [24, 48, 96, 192]} if is_small else {}
+    network = ConvNextForImageClassification(ConvNextConfig(layer_scale_init_value=0.5, num_labels=1000, **narrow))
+    for layer in network.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):  # outputs of about unit size
             nn.init.normal_(layer.weight, std=layer.weight[0].numel() ** -0.5)
             if layer.bias is not None:
                 nn.init.normal_(layer.bias, std=0.1)
-    return xrt.from_torch(net.eval(), (torch.randn(1, 3, image, image),))
+    image = 64 if is_small else 224
+    return xrt.from_torch(FirstOutput(network.eval(), "pixel_values"), (torch.randn(1, 3, image, image),))

@@ -105,46 +105,46 @@ def measure_dispatch(threads: int, rounds: int) -> dict[str, Any]:
     return {name: timing.median for name, timing in timings.items()}
 
 
-def run_child(a: argparse.Namespace) -> dict[str, Any]:
-    part, subject = a.child
+def run_child(options: argparse.Namespace) -> dict[str, Any]:
+    part, subject = options.child
     if part == "calls":
-        return measure_calls(subject, a.threads, a.budget, a.rounds, tuple(a.ways.split(",")))
+        return measure_calls(subject, options.threads, options.budget, options.rounds, tuple(options.ways.split(",")))
     if part == "capture":
-        return measure_capture(subject, min(a.rounds, 5))
-    return measure_dispatch(a.threads, a.rounds)
+        return measure_capture(subject, min(options.rounds, 5))
+    return measure_dispatch(options.threads, options.rounds)
 
 
 # ---------------------------------------------------------------------- all of them
 
 
-def run_process(a: argparse.Namespace, part: str, subject: str, **environment: str) -> dict[str, Any]:
+def run_process(options: argparse.Namespace, part: str, subject: str, **environment: str) -> dict[str, Any]:
     """Measure a part in a new process and return its result; raises SystemExit if the process fails."""
-    command = ["-m", "benchmarks.pytorch", "--child", part, subject, "--rounds", str(a.rounds)]
-    command += ["--threads", str(a.threads), "--budget", str(a.budget), "--ways", a.ways]
+    command = ["-m", "benchmarks.pytorch", "--child", part, subject, "--rounds", str(options.rounds)]
+    command += ["--threads", str(options.threads), "--budget", str(options.budget), "--ways", options.ways]
     try:
-        return run_python(command, {"OMP_NUM_THREADS": str(a.threads), **environment}, shows_errors=True)
+        return run_python(command, {"OMP_NUM_THREADS": str(options.threads), **environment}, shows_errors=True)
     except ChildFailed as error:
         raise SystemExit(f"{part} {subject} failed: {error}") from error
 
 
-def measure(a: argparse.Namespace) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "machine": machine("torch", "onnxruntime", "openvino"),
-        "threads": a.threads,
+        "threads": options.threads,
         "load": os.getloadavg()[0],
     }
     with tempfile.TemporaryDirectory(prefix="xrt-pytorch-") as work:
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(Path(work, "inductor")), "XRT_CACHE_DIR": str(Path(work, "xrt"))}
         override = {"LD_PRELOAD": str(compile_override(Path(work)))}
-        for part in a.parts.split(","):
+        for part in options.parts.split(","):
             if part == "calls":
                 for mkl, more in (("as installed", {}), ("MKL's check overridden", override)):
-                    rows = {name: run_process(a, part, name, **caches, **more) for name in a.models.split(",")}
+                    rows = {name: run_process(options, part, name, **caches, **more) for name in options.models.split(",")}
                     figures.setdefault(part, {})[mkl] = rows
             elif part == "capture":
-                figures[part] = {name: run_process(a, part, name) for name in a.models.split(",")}
+                figures[part] = {name: run_process(options, part, name) for name in options.models.split(",")}
             else:
-                figures[part] = run_process(a, part, "-", **caches)
+                figures[part] = run_process(options, part, "-", **caches)
     return figures
 
 
@@ -176,11 +176,11 @@ def main() -> None:
     parser.add_argument("--ways", default=",".join((*OTHER_WAYS, *XRT_WAYS)), help="which ways of a call (default: all)")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"which parts (default {','.join(PARTS)})")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    a = parser.parse_args()
-    if a.child:
-        print(json.dumps(run_child(a)))
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(run_child(options)))
         return
-    print_figures("pytorch", measure(a), as_json=a.json)
+    print_figures("pytorch", measure(options), as_json=options.json)
 
 
 if __name__ == "__main__":

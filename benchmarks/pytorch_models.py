@@ -31,41 +31,6 @@ class FirstOutput(nn.Module):
         return self.network(**{self.argument: x}, return_dict=False)[0]
 
 
-class Bottleneck(nn.Module):
-    """The block of ResNet-50 (He et al., 2015, with the stride at the 3x3 convolution)."""
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        outputs = 4 * width
-        self.body = nn.Sequential(
-            *_make_convolution(inputs, width, 1, 1),
-            nn.ReLU(),
-            *_make_convolution(width, width, 3, stride),
-            nn.ReLU(),
-            *_make_convolution(width, outputs, 1, 1),
-        )
-        self.shortcut = (
-            nn.Sequential(*_make_convolution(inputs, outputs, 1, stride)) if stride > 1 or inputs != outputs else nn.Identity()
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.body(x) + self.shortcut(x))
-
-
-def _make_convolution(inputs: int, outputs: int, size: int, stride: int) -> tuple[nn.Module, nn.Module]:
-    return nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False), nn.BatchNorm2d(outputs)
-
-
-def make_resnet50() -> nn.Module:
-    layers: list[nn.Module] = [*_make_convolution(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
-    inputs = 64
-    for width, depth, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
-        for i in range(depth):
-            layers.append(Bottleneck(inputs, width, stride if i == 0 else 1))
-            inputs = 4 * width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000))
-
-
 class Recurrent(nn.Module):
     """An LSTM of two layers, both directions, and a linear layer."""
 
@@ -78,12 +43,14 @@ class Recurrent(nn.Module):
         return self.head(self.recurrent(x)[0])
 
 
-def _make_transformer(kind: str, argument: str, **options: Any) -> Callable[[], nn.Module]:
+def _make_transformer(family: str, argument: str, head: str = "Model", **options: Any) -> Callable[[], nn.Module]:
+    """Return a function that makes a network of transformers from its configuration; ``argument`` is the name of its input."""
+
     def make() -> nn.Module:
         import transformers
 
-        config = getattr(transformers, f"{kind}Config")(**options)
-        return FirstOutput(getattr(transformers, f"{kind}Model")(config), argument)
+        config = getattr(transformers, f"{family}Config")(**options)
+        return FirstOutput(getattr(transformers, family + head)(config), argument)
 
     return make
 
@@ -100,7 +67,7 @@ MODELS = {
     "bert": BenchModel(_make_transformer("Bert", "input_ids"), _make_ids(30_000, 128)),
     "gpt2": BenchModel(_make_transformer("GPT2", "input_ids", use_cache=False), _make_ids(50_000, 64)),
     "convnext": BenchModel(_make_transformer("ConvNext", "pixel_values"), _make_image, is_image=True),
-    "resnet50": BenchModel(make_resnet50, _make_image, is_image=True),
+    "resnet50": BenchModel(_make_transformer("ResNet", "pixel_values", "ForImageClassification"), _make_image, is_image=True),
     "vit": BenchModel(_make_transformer("ViT", "pixel_values"), _make_image),
     "lstm": BenchModel(Recurrent, lambda: (torch.randn(8, 50, 256),)),
 }

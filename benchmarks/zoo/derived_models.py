@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from benchmarks.output import make_calibration_reader
-from benchmarks.zoo.model import FOLDER, Export, Made, load_case
+from benchmarks.zoo.model import FOLDER, CreatedModel, Export, load_case
 
 
 def to_half(source: Path, target: Path, calls: Any) -> None:
@@ -74,7 +74,7 @@ def list_exports() -> Iterator[Export]:
         yield Export(name, "reduced precision" if name != "fused_bert" else "fused", partial(_make, source, convert), tolerance)
 
 
-def _make(source: str, convert: Callable[[Path, Path, Any], None]) -> Made:
+def _make(source: str, convert: Callable[[Path, Path, Any], None]) -> CreatedModel:
     case = load_case(FOLDER / source)
     calls = [{name: np.asarray(value) for name, value in call.items()} for call in case.calls]
-    return Made(lambda target: convert(case.path, target, calls), calls, [])
+    return CreatedModel(lambda target: convert(case.path, target, calls), calls, [])

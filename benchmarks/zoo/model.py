@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Made:
+class CreatedModel:
     """A model in memory: a function that writes its file, inputs for several calls, and the framework's results for these."""
 
     write: Callable[[Path], None]
@@ -38,7 +38,7 @@ class Entry(Generic[T]):
     tolerance: Tolerance = 1e-4
 
 
-Export: TypeAlias = Entry[Made]
+Export: TypeAlias = Entry[CreatedModel]
 Module: TypeAlias = Entry[tuple[Any, Sequence[Mapping[str, Any]]]]
 """Makes a PyTorch module, and its inputs by name for each call."""
 

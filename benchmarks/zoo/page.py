@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from benchmarks.zoo.pytorch import BUDGET, LISTS, WAYS, get_share
+from benchmarks.zoo.pytorch import BUDGET, ENGINE_LISTS, WAYS, get_share
 from benchmarks.zoo.run import ENGINES, RECORD, TOP, read_record
 from benchmarks.zoo.trial import ROUNDS
 from tools.conformance_page import table
@@ -64,29 +64,34 @@ def _describe_pytorch(modules: Mapping[str, Any], every: Collection[str]) -> str
     if not modules:
         return "Not run.\n"
     rows, gaps = [], [outcomes["graphs"] for outcomes in modules.values() if "graphs" in outcomes]
-    for name in LISTS:
+    for name in ENGINE_LISTS:
         for way in WAYS:
-            outcomes = [one[name][way] for one in modules.values() if name in one]
-            right = sum(one["verdict"] == "right" for one in outcomes)
-            shares = [share for one in outcomes if (share := get_share(one)) is not None]
+            outcomes = [entry[name][way] for entry in modules.values() if name in entry]
+            right = sum(entry["verdict"] == "right" for entry in outcomes)
+            shares = [share for entry in outcomes if (share := get_share(entry)) is not None]
             shown = f"{100 * statistics.median(shares):.0f} %, {100 * min(shares):.0f} %" if shares else ""
             rows.append((name, _WAYS[way], len(outcomes), right, shown))
     summary = table(("engines", "by", "modules", "right", "nodes not on torch: median, least"), rows)
     more = [
         name
-        for name, one in modules.items()
-        if any(one[each]["compile"].get("graphs", 0) > one["graphs"] for each in LISTS if each in one)
+        for name, entry in modules.items()
+        if any(entry[engines]["compile"].get("graphs", 0) > entry["graphs"] for engines in ENGINE_LISTS if engines in entry)
     ]
     faults = [
-        (name, each, _WAYS[way], one[each][way]["verdict"], one[each][way]["reason"])
-        for name, one in sorted(modules.items())
-        for each in LISTS
+        (name, engines, _WAYS[way], entry[engines][way]["verdict"], entry[engines][way]["reason"])
+        for name, entry in sorted(modules.items())
+        for engines in ENGINE_LISTS
         for way in WAYS
-        if one.get(each, {}).get(way, {"verdict": "right"})["verdict"] != "right"
+        if entry.get(engines, {}).get(way, {"verdict": "right"})["verdict"] != "right"
     ]
     listed = [
-        (name, one.get("family", ""), one.get("graphs", ""), *(_describe_shares(one.get(each, {})) for each in LISTS))
-        for name, one in sorted(modules.items())
+        (
+            name,
+            entry.get("family", ""),
+            entry.get("graphs", ""),
+            *(_describe_shares(entry.get(engines, {})) for engines in ENGINE_LISTS),
+        )
+        for name, entry in sorted(modules.items())
     ]
     missing = ", ".join(sorted(set(every) - set(modules))) or "none"
     top = _PYTORCH.format(count=len(modules), total=len(every), left=missing, graphs=sum(gaps), budget=BUDGET)
@@ -94,7 +99,7 @@ def _describe_pytorch(modules: Mapping[str, Any], every: Collection[str]) -> str
     parts.append(f"{', '.join(more) or 'No module'} has more graphs with `xrt` than for the other backend.\n\n")
     if faults:
         parts += [table(("module", "engines", "by", "verdict", "reason"), faults), "\n"]
-    return "".join([*parts, table(("module", "family", "graphs", *LISTS), listed)])
+    return "".join([*parts, table(("module", "family", "graphs", *ENGINE_LISTS), listed)])
 
 
 def _describe_shares(outcomes: Mapping[str, Any]) -> str:
@@ -107,8 +112,8 @@ def _summarize(models: Mapping[str, Any]) -> str:
     for engine in ENGINES:
         outcomes = [model[engine] for model in models.values() if engine in model]
         verdicts = Counter(outcome["verdict"] for outcome in outcomes)
-        nodes, on_toy = (sum(one.get(key, 0) for one in outcomes) for key in ("nodes", "on_toy"))
-        wholly = sum(bool(one.get("nodes")) and one["on_toy"] == one["nodes"] for one in outcomes)
+        nodes, on_toy = (sum(entry.get(key, 0) for entry in outcomes) for key in ("nodes", "on_toy"))
+        wholly = sum(bool(entry.get("nodes")) and entry["on_toy"] == entry["nodes"] for entry in outcomes)
         share = f"{100 * on_toy / nodes:.1f} %" if nodes and engine in TARGETS else ""
         target = f"{TARGETS[engine]} %" if engine in TARGETS else ""
         rows.append((engine, len(outcomes), *(verdicts[verdict] for verdict in VERDICTS), share, target, wholly))
@@ -119,8 +124,8 @@ def _describe_auto(models: Mapping[str, Any]) -> str:
     outcomes = [model["auto"] for model in models.values() if "calls" in model.get("auto", {})]
     if not outcomes:
         return "Not run.\n"
-    calls = [seconds for one in outcomes for seconds in one["calls"]]
-    unmeasured = sum(not one["measured"] for one in outcomes)
+    calls = [seconds for entry in outcomes for seconds in entry["calls"]]
+    unmeasured = sum(not entry["measured"] for entry in outcomes)
     return (
         f'`engine="auto", budget=5`: {len(outcomes)} models, {len(calls)} calls that searched. The longest such call took '
         f"{max(calls):.1f} s (target: 6 s), the median {statistics.median(calls):.1f} s. "
@@ -171,7 +176,7 @@ def _list_models(models: Mapping[str, Any]) -> str:
 
 
 def _count(model: Mapping[str, Any]) -> int:
-    return max((one.get("nodes", 0) for one in model.values() if isinstance(one, dict)), default=0)
+    return max((entry.get("nodes", 0) for entry in model.values() if isinstance(entry, dict)), default=0)
 
 
 def _cell(model: Mapping[str, Any], engine: str) -> str:

@@ -90,7 +90,7 @@ class Custom(nn.Module):
 
 
 @dataclass
-class Found:
+class NestResult:
     """The result of `Nest`."""
 
     scores: torch.Tensor
@@ -105,22 +105,25 @@ class Nest(nn.Module):
         super().__init__()
         self.layer = nn.Linear(8, 3)
 
-    def forward(self, items: dict[str, Any], scale: float = 2.0) -> Found:
-        both = [self.layer(x) * scale for x in (items["a"], *items["b"])]
-        return Found(torch.stack(both).softmax(-1), {"each": both}, len(both))
+    def forward(self, items: dict[str, Any], scale: float = 2.0) -> NestResult:
+        outputs = [self.layer(x) * scale for x in (items["a"], *items["b"])]
+        return NestResult(torch.stack(outputs).softmax(-1), {"each": outputs}, len(outputs))
 
 
-def _rows(*counts: int) -> Sequence[Mapping[str, Any]]:
+def _make_calls(*counts: int) -> Sequence[Mapping[str, Any]]:
     return [{"x": torch.randn(count, 8)} for count in counts]
 
 
 MODULES: Mapping[str, Any] = {
-    "branch": (Branch, lambda: _rows(2, 5)),
-    "repeat": (Repeat, lambda: [{**call, "times": torch.tensor(times)} for call, times in zip(_rows(2, 5), (3, 5), strict=True)]),
-    "size_branch": (SizeBranch, lambda: _rows(2, 5)),
-    "in_place": (InPlace, lambda: _rows(2, 5)),
-    "custom_operator": (Custom, lambda: _rows(2, 5)),
-    "nest": (Nest, lambda: [{"items": {"a": x["x"], "b": [x["x"] + 1]}} for x in _rows(2, 5)]),
+    "branch": (Branch, lambda: _make_calls(2, 5)),
+    "repeat": (
+        Repeat,
+        lambda: [{**call, "times": torch.tensor(times)} for call, times in zip(_make_calls(2, 5), (3, 5), strict=True)],
+    ),
+    "size_branch": (SizeBranch, lambda: _make_calls(2, 5)),
+    "in_place": (InPlace, lambda: _make_calls(2, 5)),
+    "custom_operator": (Custom, lambda: _make_calls(2, 5)),
+    "nest": (Nest, lambda: [{"items": {"a": x["x"], "b": [x["x"] + 1]}} for x in _make_calls(2, 5)]),
 }
 
 

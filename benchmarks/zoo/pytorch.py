@@ -22,17 +22,17 @@ from benchmarks.zoo.model import Module
 from benchmarks.zoo.run import changed_record, try_all
 from benchmarks.zoo.trial import find_difference
 
-LISTS: Mapping[str, Any] = {"ort": "ort", "openvino": "openvino", "ort, torch": ["ort", "torch"], "auto": "auto"}
+ENGINE_LISTS: Mapping[str, Any] = {"ort": "ort", "openvino": "openvino", "ort, torch": ["ort", "torch"], "auto": "auto"}
 BUDGET = 2.0
 WAYS = ("module", "compile")
-LIMIT = 600.0
+TIMEOUT_SECONDS = 600.0
 
 
 def list_modules() -> list[Module]:
     """Return every module of the zoo."""
     from benchmarks.zoo import python_models, torch_models, transformer_models
 
-    return [one for source in (transformer_models, torch_models, python_models) for one in source.list_modules()]
+    return [module for source in (transformer_models, torch_models, python_models) for module in source.list_modules()]
 
 
 # ---------------------------------------------------------------------- in a process of its own
@@ -85,13 +85,14 @@ def run(call: Callable[[], Any], expected: Sequence[Any], tolerance: float) -> d
     except Exception as error:  # noqa: BLE001  # anything but an error of XRT's is a defect, and the run goes on
         return {"verdict": "error", "reason": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}
     faults = []
-    for got, due in zip(results, expected, strict=True):
-        if len(got) != len(due):
-            faults.append(f"{len(got)} tensors for {len(due)}")
+    for tensors, references in zip(results, expected, strict=True):
+        if len(tensors) != len(references):
+            faults.append(f"{len(tensors)} tensors for {len(references)}")
             continue
-        for one, other in zip(got, due, strict=True):
-            kinds = f"{one.dtype} for {other.dtype}" if one.dtype is not other.dtype else ""
-            if fault := kinds or find_difference(one.numpy(), other.numpy(), tolerance):
+        for tensor, reference in zip(tensors, references, strict=True):
+            if tensor.dtype is not reference.dtype:
+                faults.append(f"{tensor.dtype} for {reference.dtype}")
+            elif fault := find_difference(tensor.numpy(), reference.numpy(), tolerance):
                 faults.append(fault)
     nodes = Counter(launch.engine.partition("{")[0] for plan in plans for launch in plan.launches for _ in launch.nodes)
     return {"verdict": "wrong" if faults else "right", "reason": "; ".join(faults[:3]), "nodes": dict(nodes), "graphs": graphs}
@@ -113,7 +114,7 @@ def run_calls(call: Callable[..., Any], model: Any, calls: Iterable[Any]) -> lis
 def run_module(model: Any, calls: Iterable[Any], name: str) -> Any:
     import xrt
 
-    module = xrt.XRTModule(model, engine=LISTS[name], **make_options(name))
+    module = xrt.XRTModule(model, engine=ENGINE_LISTS[name], **make_options(name))
     results = run_calls(module, model, calls)
     plans = list_plans(module.parts or [module])
     return results, plans, len(plans)
@@ -144,7 +145,7 @@ def run_compiled(model: Any, calls: Iterable[Any], name: str) -> Any:
     original = backend.XRTModule
     torch._dynamo.reset()
     with mock.patch.object(backend, "XRTModule", make):
-        compiled = torch.compile(model, backend="xrt", options={"engine": LISTS[name], **make_options(name)})
+        compiled = torch.compile(model, backend="xrt", options={"engine": ENGINE_LISTS[name], **make_options(name)})
         results = run_calls(compiled, model, calls)
     return results, list_plans(modules), len(modules)
 
@@ -177,7 +178,7 @@ def count_graphs(model: Any, calls: Iterable[Any]) -> int:
 
 def try_modules(lists: Sequence[str], names: Sequence[str]) -> None:
     """Try each module and print the outcome."""
-    modules = {one.name: one for one in list_modules()}
+    modules = {module.name: module for module in list_modules()}
     for name in names:
         print(json.dumps({"begin": name}), flush=True)
         print(json.dumps({"model": name, "verdict": "", **try_module(modules[name], lists)}), flush=True)
@@ -190,26 +191,28 @@ def main(arguments: Sequence[str]) -> None:
     """Run the selected modules; write the record after each."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", default="")
-    parser.add_argument("--lists", default=";".join(LISTS), help="lists of engines, separated by semicolons")
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds that a module may take")
+    parser.add_argument("--lists", default=";".join(ENGINE_LISTS), help="lists of engines, separated by semicolons")
+    parser.add_argument("--limit", type=float, default=TIMEOUT_SECONDS, help="seconds that a module may take")
     parser.add_argument("--child", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     lists = options.lists.split(";")
     if options.child is not None:
         try_modules(lists, options.child)
         return
-    every = [one.name for one in list_modules()]
+    every = [module.name for module in list_modules()]
     names = [name for name in options.models.split(",") if name] or every
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.zoo.pytorch", "--lists", options.lists, "--child"]
     for outcome in try_all(command, names, options.limit):
-        name, lost, reason = outcome["model"], outcome["verdict"], outcome.get("reason", "")
+        name, failure, reason = outcome["model"], outcome["verdict"], outcome.get("reason", "")
         outcomes = {key: value for key, value in outcome.items() if key not in ("model", "verdict", "reason")}
-        if lost:
-            outcomes.update((each, {way: {"verdict": lost, "reason": reason} for way in WAYS}) for each in lists)
+        if failure:
+            outcomes.update((engines, {way: {"verdict": failure, "reason": reason} for way in WAYS}) for engines in lists)
         with changed_record() as record:
             record.setdefault("pytorch", {}).setdefault(name, {}).update(outcomes)
             record["pytorch_modules"] = sorted(every)
-        print(name, *(f"{each}: {', '.join(describe(outcomes[each][way]) for way in WAYS)};" for each in lists), flush=True)
+        print(
+            name, *(f"{engines}: {', '.join(describe(outcomes[engines][way]) for way in WAYS)};" for engines in lists), flush=True
+        )
 
 
 def describe(outcome: Mapping[str, Any]) -> str:

@@ -38,7 +38,7 @@ LIBRARIES = (
     "scikit-learn",
     "skl2onnx",
 )
-LIMIT = 300.0
+TIMEOUT_SECONDS = 300.0
 """Time limit in seconds for one model on one engine."""
 
 
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--models", default="")
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds that a model may take")
+    parser.add_argument("--limit", type=float, default=TIMEOUT_SECONDS, help="seconds that a model may take")
     options = parser.parse_args(arguments)
     names = [name for name in options.models.split(",") if name] or list_models()
     for engine in options.engines.split(","):

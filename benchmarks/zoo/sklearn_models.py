@@ -18,7 +18,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, SVR
 
-from benchmarks.zoo.model import Export, Made
+from benchmarks.zoo.model import CreatedModel, Export
 
 CLASSIFIERS: dict[str, Callable[[], Any]] = {
     "sk_logistic": lambda: make_pipeline(StandardScaler(), LogisticRegression()),
@@ -46,7 +46,7 @@ def list_exports() -> Iterator[Export]:
         yield Export(name, "scikit-learn", partial(_make, name, False), 1e-4)
 
 
-def _make(name: str, zipmap: bool) -> Made:
+def _make(name: str, zipmap: bool) -> CreatedModel:
     from skl2onnx import to_onnx
 
     random = np.random.default_rng(0)
@@ -68,4 +68,4 @@ def _make(name: str, zipmap: bool) -> Made:
         expected = [[model.predict(x), model.transform(x).astype("float32")] for x in calls]
     else:
         expected = [[model.predict(x).astype("float32").reshape(-1, 1)] for x in calls]
-    return Made(write, [{"X": x} for x in calls], expected)
+    return CreatedModel(write, [{"X": x} for x in calls], expected)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.zoo.model import Made
+from benchmarks.zoo.model import CreatedModel
 
 
 class Positional(torch.nn.Module):
@@ -48,7 +48,7 @@ def export_module(
     dynamo: bool,
     opset: int,
     axes: Mapping[str, Sequence[int]] | None = None,
-) -> Made:
+) -> CreatedModel:
     """Return the module exported with the first call's inputs.
 
     ``axes`` has the open axes of each input; an axis number is open under the name ``d<number>`` in every input that has it.
@@ -81,4 +81,4 @@ def export_module(
                 )
 
     arrays = [{name: np.ascontiguousarray(value.numpy()) for name, value in call.items()} for call in calls]
-    return Made(write, arrays, expected)
+    return CreatedModel(write, arrays, expected)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.zoo.model import Export, Made, Module
+from benchmarks.zoo.model import CreatedModel, Export, Module
 from benchmarks.zoo.torch_export import export_module
 
 Calls = Sequence[Mapping[str, torch.Tensor]]
@@ -29,7 +29,7 @@ class Apply(nn.Module):
         return self.function(self, **inputs)
 
 
-def tensors(*shapes: Sequence[int]) -> Calls:
+def make_calls(*shapes: Sequence[int]) -> Calls:
     """Return one call per shape, with one input ``x``."""
     return [{"x": torch.randn(*shape)} for shape in shapes]
 
@@ -147,29 +147,29 @@ def activations(m: Any, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 PLAIN: dict[str, tuple[Callable[[], nn.Module], Callable[[], Calls], bool, int, Mapping[str, Sequence[int]]]] = {
-    "mlp": (lambda: Apply(lambda m, x: m.net(x), net=nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 4))), lambda: tensors((2, 8), (5, 8)), False, 17, {"x": (0,)}),
-    "lstm": (lambda: Apply(lambda m, x: m.net(x), net=nn.LSTM(8, 16, 2, batch_first=True, bidirectional=True)), lambda: tensors((2, 7, 8), (3, 7, 8)), False, 17, {"x": (0,)}),
-    "gru": (lambda: Apply(lambda m, x: m.net(x), net=nn.GRU(8, 16, batch_first=True)), lambda: tensors((2, 7, 8), (2, 9, 8)), False, 17, {"x": (0, 1)}),
-    "rnn": (lambda: Apply(lambda m, x: m.net(x), net=nn.RNN(8, 16, nonlinearity="relu")), lambda: tensors((7, 2, 8), (9, 2, 8)), False, 17, {"x": (0,)}),
-    "encoder": (lambda: Apply(lambda m, x: m.net(x), net=nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2)), lambda: tensors((2, 9, 32), (3, 12, 32)), True, 20, {"x": (0, 1)}),
-    "attention": (lambda: Apply(attention, layer=nn.MultiheadAttention(32, 4, batch_first=True)), lambda: tensors((2, 9, 32), (3, 12, 32)), True, 18, {"x": (0, 1)}),
-    "unet": (lambda: Apply(unet, first=nn.Conv2d(3, 8, 3, padding=1), second=nn.Conv2d(8, 8, 3, padding=1), last=nn.Conv2d(16, 2, 1)), lambda: tensors((1, 3, 16, 16), (2, 3, 16, 16)), False, 17, {"x": (0,)}),
-    "tcn": (lambda: Apply(lambda m, x: m.net(x), net=nn.Sequential(nn.Conv1d(4, 8, 3, dilation=2, padding=4), nn.ReLU(), nn.Conv1d(8, 8, 3, dilation=4, padding=8))), lambda: tensors((2, 4, 30), (2, 4, 41)), False, 17, {"x": (0, 2)}),
-    "conv3d": (lambda: Apply(lambda m, x: functional.max_pool3d(m.net(x), 2), net=nn.Conv3d(2, 4, 3, padding=1)), lambda: tensors((1, 2, 8, 8, 8), (2, 2, 8, 8, 8)), True, 18, {"x": (0,)}),
-    "convolutions": (lambda: Apply(convolutions, plain=nn.Conv2d(8, 8, 3, stride=2), depthwise=nn.Conv2d(8, 8, 3, groups=8), dilated=nn.Conv2d(8, 4, 3, dilation=2, padding=2), transposed=nn.ConvTranspose2d(8, 4, 3, stride=2, output_padding=1)), lambda: tensors((2, 8, 12, 12), (1, 8, 12, 12)), False, 17, {"x": (0,)}),
-    "normalizations": (lambda: Apply(normalizations, batch=nn.BatchNorm2d(8), group=nn.GroupNorm(2, 8), instance=nn.InstanceNorm2d(8, affine=True), layer=nn.LayerNorm(6)), lambda: tensors((2, 8, 6, 6), (3, 8, 6, 6)), False, 17, {"x": (0,)}),
-    "activations": (lambda: Apply(activations, prelu=nn.PReLU(8)), lambda: tensors((2, 8, 5), (3, 8, 5)), False, 17, {"x": (0,)}),
-    "pools": (lambda: Apply(pools), lambda: tensors((2, 4, 12, 12), (3, 4, 12, 12)), False, 17, {"x": (0,)}),
-    "resize": (lambda: Apply(resize), lambda: tensors((2, 3, 8, 8), (1, 3, 8, 8)), False, 17, {"x": (0,)}),
+    "mlp": (lambda: Apply(lambda m, x: m.net(x), net=nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 4))), lambda: make_calls((2, 8), (5, 8)), False, 17, {"x": (0,)}),
+    "lstm": (lambda: Apply(lambda m, x: m.net(x), net=nn.LSTM(8, 16, 2, batch_first=True, bidirectional=True)), lambda: make_calls((2, 7, 8), (3, 7, 8)), False, 17, {"x": (0,)}),
+    "gru": (lambda: Apply(lambda m, x: m.net(x), net=nn.GRU(8, 16, batch_first=True)), lambda: make_calls((2, 7, 8), (2, 9, 8)), False, 17, {"x": (0, 1)}),
+    "rnn": (lambda: Apply(lambda m, x: m.net(x), net=nn.RNN(8, 16, nonlinearity="relu")), lambda: make_calls((7, 2, 8), (9, 2, 8)), False, 17, {"x": (0,)}),
+    "encoder": (lambda: Apply(lambda m, x: m.net(x), net=nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2)), lambda: make_calls((2, 9, 32), (3, 12, 32)), True, 20, {"x": (0, 1)}),
+    "attention": (lambda: Apply(attention, layer=nn.MultiheadAttention(32, 4, batch_first=True)), lambda: make_calls((2, 9, 32), (3, 12, 32)), True, 18, {"x": (0, 1)}),
+    "unet": (lambda: Apply(unet, first=nn.Conv2d(3, 8, 3, padding=1), second=nn.Conv2d(8, 8, 3, padding=1), last=nn.Conv2d(16, 2, 1)), lambda: make_calls((1, 3, 16, 16), (2, 3, 16, 16)), False, 17, {"x": (0,)}),
+    "tcn": (lambda: Apply(lambda m, x: m.net(x), net=nn.Sequential(nn.Conv1d(4, 8, 3, dilation=2, padding=4), nn.ReLU(), nn.Conv1d(8, 8, 3, dilation=4, padding=8))), lambda: make_calls((2, 4, 30), (2, 4, 41)), False, 17, {"x": (0, 2)}),
+    "conv3d": (lambda: Apply(lambda m, x: functional.max_pool3d(m.net(x), 2), net=nn.Conv3d(2, 4, 3, padding=1)), lambda: make_calls((1, 2, 8, 8, 8), (2, 2, 8, 8, 8)), True, 18, {"x": (0,)}),
+    "convolutions": (lambda: Apply(convolutions, plain=nn.Conv2d(8, 8, 3, stride=2), depthwise=nn.Conv2d(8, 8, 3, groups=8), dilated=nn.Conv2d(8, 4, 3, dilation=2, padding=2), transposed=nn.ConvTranspose2d(8, 4, 3, stride=2, output_padding=1)), lambda: make_calls((2, 8, 12, 12), (1, 8, 12, 12)), False, 17, {"x": (0,)}),
+    "normalizations": (lambda: Apply(normalizations, batch=nn.BatchNorm2d(8), group=nn.GroupNorm(2, 8), instance=nn.InstanceNorm2d(8, affine=True), layer=nn.LayerNorm(6)), lambda: make_calls((2, 8, 6, 6), (3, 8, 6, 6)), False, 17, {"x": (0,)}),
+    "activations": (lambda: Apply(activations, prelu=nn.PReLU(8)), lambda: make_calls((2, 8, 5), (3, 8, 5)), False, 17, {"x": (0,)}),
+    "pools": (lambda: Apply(pools), lambda: make_calls((2, 4, 12, 12), (3, 4, 12, 12)), False, 17, {"x": (0,)}),
+    "resize": (lambda: Apply(resize), lambda: make_calls((2, 3, 8, 8), (1, 3, 8, 8)), False, 17, {"x": (0,)}),
     "grid_sample": (lambda: Apply(sample), lambda: [{"x": torch.randn(2, 3, 6, 5), "grid": torch.rand(2, 4, 7, 2) * 2.4 - 1.2}], False, 20, {}),
-    "pixel_shuffle": (lambda: Apply(shuffle), lambda: tensors((2, 8, 4, 6), (1, 8, 4, 6)), False, 17, {"x": (0,)}),
-    "indexing": (lambda: Apply(indexing), lambda: tensors((4, 10), (6, 10)), True, 18, {"x": (0,)}),
-    "math": (lambda: Apply(math), lambda: tensors((4, 10), (6, 10)), True, 18, {"x": (0,)}),
-    "fft": (lambda: Apply(fourier), lambda: tensors((2, 40), (3, 40)), True, 20, {"x": (0,)}),
-    "stft": (lambda: Apply(spectrogram), lambda: tensors((2, 400)), True, 20, {}),
-    "einsum": (lambda: Apply(products), lambda: tensors((2, 5, 6), (3, 5, 6)), True, 18, {"x": (0,)}),
-    "nonzero": (lambda: Apply(nonzero), lambda: tensors((4, 10), (6, 10)), False, 17, {"x": (0,)}),
-    "shapes": (lambda: Apply(shapes), lambda: tensors((2, 9, 32), (3, 12, 32)), True, 18, {"x": (0, 1)}),
+    "pixel_shuffle": (lambda: Apply(shuffle), lambda: make_calls((2, 8, 4, 6), (1, 8, 4, 6)), False, 17, {"x": (0,)}),
+    "indexing": (lambda: Apply(indexing), lambda: make_calls((4, 10), (6, 10)), True, 18, {"x": (0,)}),
+    "math": (lambda: Apply(math), lambda: make_calls((4, 10), (6, 10)), True, 18, {"x": (0,)}),
+    "fft": (lambda: Apply(fourier), lambda: make_calls((2, 40), (3, 40)), True, 20, {"x": (0,)}),
+    "stft": (lambda: Apply(spectrogram), lambda: make_calls((2, 400)), True, 20, {}),
+    "einsum": (lambda: Apply(products), lambda: make_calls((2, 5, 6), (3, 5, 6)), True, 18, {"x": (0,)}),
+    "nonzero": (lambda: Apply(nonzero), lambda: make_calls((4, 10), (6, 10)), False, 17, {"x": (0,)}),
+    "shapes": (lambda: Apply(shapes), lambda: make_calls((2, 9, 32), (3, 12, 32)), True, 18, {"x": (0, 1)}),
     "embedding": (lambda: Apply(lambda m, ids: m.table(ids).mean(1), table=nn.Embedding(50, 16)), lambda: [{"ids": torch.randint(0, 50, (2, 7))}, {"ids": torch.randint(0, 50, (3, 9))}], False, 17, {"ids": (0, 1)}),
 }  # fmt: skip
 
@@ -191,6 +191,6 @@ def _make_module(name: str) -> tuple[nn.Module, Calls]:
     return PLAIN[name][0]().eval(), PLAIN[name][1]()
 
 
-def _make(name: str) -> Made:
+def _make(name: str) -> CreatedModel:
     _, _, dynamo, opset, axes = PLAIN[name]
     return export_module(*_make_module(name), dynamo=dynamo, opset=opset, axes=axes)

@@ -46,7 +46,11 @@ def try_model(case: Case, engine: str) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001  # anything but an error of XRT's is a defect, and the run goes on
         return {"verdict": "error", "reason": f"{type(error).__name__}: {error}"[:300]}
     outcome: dict[str, Any] = {"seconds": time.perf_counter() - start, "calls": seconds}
-    faults = [fault for got, due in zip(results, expected, strict=True) for fault in compare(got, due, case.tolerance)]
+    faults = [
+        fault
+        for actual, expected_output in zip(results, expected, strict=True)
+        for fault in compare(actual, expected_output, case.tolerance)
+    ]
     outcome |= {"verdict": "wrong" if faults else "right", "reason": "; ".join(faults[:3])}
     return (
         outcome | count_nodes(module, engine) | describe_measurement(module, caught, engine) | compare_speed(module, case, engine)
@@ -75,7 +79,7 @@ def describe_measurement(module: xrt.XRTModule, caught: Sequence[Any], engine: s
     """Return whether placement by measurement measured anything."""
     if engine != "auto":
         return {}
-    unmeasured = [str(one.message)[:200] for one in caught if issubclass(one.category, xrt.errors.PlacementWarning)]
+    unmeasured = [str(warning.message)[:200] for warning in caught if issubclass(warning.category, xrt.errors.PlacementWarning)]
     return {"measured": not unmeasured, "warning": " ".join(unmeasured), "plan": sorted({x.engine for x in module.plan.launches})}
 
 
@@ -90,19 +94,22 @@ def compare_speed(module: xrt.XRTModule, case: Case, engine: str) -> dict[str, A
     session, call = open_session(case.path), dict(case.calls[0])
     alone = partial(session.run, None, call)
     candidates = {"ours": partial(module, **call), "alone": alone}
-    for way in candidates.values():
-        way()
+    for candidate in candidates.values():
+        candidate()
     seconds = min(measure_call(alone) for _ in range(20))
-    inner = max(1, int(SAMPLE / seconds))
-    samples = max(3, int(TURN / (seconds * inner)))
-    times = take_turns({name: partial(turn_of, way, inner, samples) for name, way in candidates.items()}, ROUNDS)
+    calls_per_sample = max(1, int(SAMPLE / seconds))
+    samples = max(3, int(TURN / (seconds * calls_per_sample)))
+    times = take_turns(
+        {name: partial(measure_shortest_sample, candidate, calls_per_sample, samples) for name, candidate in candidates.items()},
+        ROUNDS,
+    )
     return {"alone": seconds, "ratio": compute_round_ratio(times["ours"], times["alone"]).median}
 
 
-def turn_of(call: Any, inner: int, samples: int) -> float:
+def measure_shortest_sample(call: Any, calls_per_sample: int, samples: int) -> float:
     """Measure seconds per call; return the smallest sample. First wait until idle threads of other libraries stop spinning."""
     time.sleep(PAUSE)
-    return min(measure_call(call, inner) for _ in range(samples))
+    return min(measure_call(call, calls_per_sample) for _ in range(samples))
 
 
 def compare(results: Sequence[Any], expected: Sequence[Any], tolerance: float) -> list[str]:
@@ -116,20 +123,20 @@ def compare(results: Sequence[Any], expected: Sequence[Any], tolerance: float) -
     ]
 
 
-def find_difference(got: Any, due: Any, tolerance: float) -> str:
-    got, due = as_array(got), as_array(due)
-    if got.shape != due.shape:
-        return f"shape {got.shape} for {due.shape}"
-    if due.dtype.kind not in "fV" and got.dtype.kind not in "fV":
-        return "" if np.array_equal(got.astype(due.dtype), due) else "other integers or texts"
-    got, due = got.astype("float64"), due.astype("float64")
-    if not np.array_equal(np.isnan(got), np.isnan(due)):
+def find_difference(actual: Any, expected_output: Any, tolerance: float) -> str:
+    actual, expected_output = as_array(actual), as_array(expected_output)
+    if actual.shape != expected_output.shape:
+        return f"shape {actual.shape} for {expected_output.shape}"
+    if expected_output.dtype.kind not in "fV" and actual.dtype.kind not in "fV":
+        return "" if np.array_equal(actual.astype(expected_output.dtype), expected_output) else "other integers or texts"
+    actual, expected_output = actual.astype("float64"), expected_output.astype("float64")
+    if not np.array_equal(np.isnan(actual), np.isnan(expected_output)):
         return "NaN at other places"
-    finite = np.isfinite(due)
-    if not np.array_equal(got[~finite & ~np.isnan(due)], due[~finite & ~np.isnan(due)]):
+    finite = np.isfinite(expected_output)
+    if not np.array_equal(actual[~finite & ~np.isnan(expected_output)], expected_output[~finite & ~np.isnan(expected_output)]):
         return "infinities at other places"
-    scale = max(float(np.abs(due[finite]).max(initial=0)), 1e-6)
-    difference = float(np.abs(got[finite] - due[finite]).max(initial=0)) / scale
+    scale = max(float(np.abs(expected_output[finite]).max(initial=0)), 1e-6)
+    difference = float(np.abs(actual[finite] - expected_output[finite]).max(initial=0)) / scale
     return "" if difference <= tolerance else f"differs by {difference:.2g} of the largest value"
 
 
