@@ -52,9 +52,9 @@ class Options:
     seconds: float = 5.0
     """Seconds of the rounds of one model."""
     limit: float = 15.0
-    """Seconds for an engine that the search did not measure: import, compile and two calls."""
+    """Time limit in seconds for an engine that the search did not measure: import, compile and two calls."""
     patience: float = 150.0
-    """Seconds over the budget after which the process of a step is killed."""
+    """Seconds after the end of the budget until the process of a step is killed."""
 
     def make_request(self, model: str, **more: Any) -> dict[str, Any]:
         """The request for the process of a step."""
@@ -77,7 +77,7 @@ def run_step(step: str, request: Mapping[str, Any], limit: float) -> dict[str, A
 
 
 def measure_model(model: str, options: Options) -> dict[str, Any]:
-    """Search on one model, try engines that the search did not measure, and compare."""
+    """Let auto search, measure the engines that the search left out, and compare auto with the engines."""
     limit = options.budget + options.patience
     tuned = run_step("tune", options.make_request(model), limit)
     contenders = tuned.get("contenders", [])
@@ -91,7 +91,7 @@ def measure_model(model: str, options: Options) -> dict[str, Any]:
 
 
 def probe(model: str, engines: Sequence[str], options: Options) -> dict[str, Any]:
-    """Measure single engines, as many at once as there are cores. This only shows which are far too slow."""
+    """Measure single engines, as many at once as there are cores, to find those that are far too slow."""
     requests = [replace(options, engines=(engine,)).make_request(model) for engine in engines]
     with ThreadPoolExecutor(max(1, count_available_cores())) as pool:
         results = pool.map(lambda request: run_step("probe", request, options.limit), requests)

@@ -14,7 +14,7 @@ Record: TypeAlias = Mapping[str, Any]
 SYNTHETIC_GRAPHS = ("chain", "conv_chain", "conv_tail", "gather_softmax", "softmax_chain")
 """Graphs written to show gains and costs of mixtures; all others are real networks."""
 MAX_SLOWDOWN = 10.0
-"""An engine this many times slower than the fastest in the search is not compared."""
+"""An engine that is slower than the fastest in the search by this factor is not compared."""
 ALWAYS_COMPARED = "ort"
 """The engine that is always compared, even if it is far slower."""
 
@@ -92,9 +92,9 @@ def add_probes(fast: Sequence[str], probes: Mapping[str, Record], others: Sequen
 
 
 def find_nearest_mixture(contenders: Sequence[Record]) -> dict[str, Any] | None:
-    """The fastest mixture of the search, with the reason why it lost; None without mixtures.
+    """Describe the fastest mixture of the search and why it lost; None without mixtures.
 
-    If no mixture raced, the one with the smallest sum of its regions.
+    If no mixture raced, this is the mixture whose regions have the smallest sum of times.
     """
     mixtures = [c for c in contenders if len(c["engines"]) > 1 and c["seconds"]]
     raced = [c for c in mixtures if c["ratio"]]

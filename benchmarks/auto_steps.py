@@ -29,13 +29,13 @@ Call: TypeAlias = Callable[[], Any]
 TURN_SECONDS = 0.04
 """Seconds per turn; a slower call is made once."""
 WARM_UP_SECONDS = 0.2
-"""Seconds: a shorter call is repeated before a turn, to wake its threads; the effect on a longer one is negligible."""
+"""Seconds: a shorter call is made once before its turn, to wake its threads; for a longer call the effect is negligible."""
 MIN_ROUNDS, MAX_ROUNDS = 8, 60
 """Minimum and maximum number of rounds."""
 MIN_SLOW_ROUNDS, MAX_OVERRUN = 4, 4
-"""After MAX_OVERRUN times the requested seconds, MIN_SLOW_ROUNDS rounds are enough: some engines take seconds per call."""
+"""MIN_SLOW_ROUNDS rounds are enough after MAX_OVERRUN times the requested seconds: some engines take seconds per call."""
 MAX_SLOWDOWN = 10.0
-"""An engine this many times slower than the fastest is not compared."""
+"""An engine that is slower than the fastest by this factor is not compared."""
 ALWAYS_COMPARED = ("auto", "ort")
 """Candidates that are compared in any case."""
 

@@ -1,10 +1,12 @@
 """What does XRT cost on top of an engine?
 
-Three questions, each in rounds in which the candidates take turns. (1) A tiny graph, a 2x3 Relu: one call of the module, by
-position, by name, into a buffer and bound, against one call of the engine's own Python API with its defaults and the same
-threads, NumPy in and fresh NumPy out. (2) An output of 4 MB: a fresh one, and one computed into the caller's buffer, against
-the engine's own call and a copy of its result to that buffer. (3) Eight threads that call one module, against eight threads
-that call the engine.
+Three questions, each in rounds in which the candidates take turns.
+
+1. A tiny graph, a 2x3 Relu: a call of the module by position, by name, into a buffer and bound, against a call of the engine's
+   own Python API with its defaults and the same threads, from a NumPy array to a new NumPy array.
+2. An output of 4 MB, new or computed into the caller's buffer, against the engine's own call and a copy of the result to the
+   buffer.
+3. Eight threads that call one module, against eight threads that call the engine.
 
     python benchmarks/dispatch.py [--json] [--rounds N] [--engines toy,ort,tvm] [--floats N] [--threads N]
 """

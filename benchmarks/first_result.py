@@ -1,9 +1,9 @@
 """How long does a new process wait for its first result, with everything cached?
 
-Each measurement is a new process: imports, the model from its path, one run. XRT with a cache directory, XRT with a bundle, and
-each engine alone with the cache that its documentation recommends: ONNX Runtime opens the model that it optimized and saved;
-OpenVINO has a ``CACHE_DIR``. They take turns; a ratio is of one round. The first round fills the caches and is not counted.
-Models are the light ones of the `onnx` package and three transformers that XRT ships.
+Each measurement is a new process that imports the library, loads the model from its path and runs it once. The candidates take
+turns: XRT with a cache directory, XRT with a bundle, and each engine alone with the cache that its documentation recommends (the
+optimized model that ONNX Runtime saved, OpenVINO's ``CACHE_DIR``). A ratio is of one round. The first rounds, which fill the
+caches, are not counted. Models are the light models of the `onnx` package and three transformers that XRT ships.
 
     python -m benchmarks.first_result [--json] [--rounds N] [--engines ort,openvino] [--models squeezenet,bert,...]
 """
@@ -28,7 +28,7 @@ SIZES = {"bert": {"layers": 4}, "gpt": {"layers": 4}, "vit": {"layers": 4}}
 """A third of the layers: with all of them, reading weights takes most of the time."""
 MODES = ("engine", "cache", "bundle")
 SETTLE_SECONDS = 2.5
-"""Seconds after which the time of a file proves that it is unchanged."""
+"""After these seconds, an equal modification time proves that a file is unchanged."""
 
 
 # ---------------------------------------------------------------------- in a new process

@@ -65,7 +65,7 @@ def make_blocking(call: Callable[[], Any], gpu: Device) -> Callable[[], Any]:
 
 
 def make_call(function: Function, engine: Any, inputs: dict[str, Any], gpu: Device) -> Callable[[], Any]:
-    """Make a module's call with arrays of the device; raises PlanError unless every region is on that engine."""
+    """Make a call of a module with arrays of the device; raises PlanError if the engine does not support a node."""
     module = xrt.XRTModule(function, engine, gpu.name, strict=True)
     return make_blocking(lambda: module(**inputs), gpu)
 

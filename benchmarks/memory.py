@@ -1,13 +1,13 @@
 """How much memory does XRT take on top of an engine?
 
-A model with many weights (an embedding, then layers of product, addition and tanh) is written to disk, and compiled and run
-in processes of their own: by the engine alone, through its own Python API, and by XRT in one region and in several. Each
-process reports its peak of resident memory (VmHWM), including imports, and the memory at its end. XRT's first process starts
-with an empty cache, compiles and saves; a second process then loads from the cache. Two forms of the model: weights in a
-file beside it (external data), and inside of it. What an engine packs for itself is listed, as `m.memory()` tells it: XRT keeps
-the model's own weights too, because other regions and other signatures read them.
+A model with many weights (an embedding, then layers of product, addition and tanh) is written to disk, with its weights inside
+the file or in a file beside it (external data). New processes compile and run it: the engine alone, through its own Python API,
+and XRT in one region and in several. Each process reports its peak of resident memory (VmHWM), including imports, and the memory
+at its end. XRT's first process starts with an empty cache and saves; a second process then loads from the cache. The figures list
+the weights that an engine packs (`m.memory()`): XRT keeps the model's weights too, because other regions and input sizes read
+them.
 
-Then a model of more than 2 GB, where protobuf ends, in both forms; nothing but XRT reads the second.
+Then a model of more than 2 GB, the limit of protobuf, in both forms. Only XRT reads the form with the weights inside the file.
 
     python benchmarks/memory.py [--json] [--megabytes N] [--large N] [--engines ort,toy] [--regions 1,8]
 """
@@ -27,7 +27,7 @@ from output import ChildFailed, make_parser, open_session, print_figures, run_py
 
 FORMS = ("external", "inline")
 ROWS = 32
-"""Rows of the activations, as `memory_model.py` has them, which a measured process does not import: it needs `onnx`."""
+"""Rows of the activations, as in `memory_model.py`, which a measured process must not import: it imports `onnx`."""
 TARGET, ALLOWANCE = 1.1, 50e6
 """The peak may be TARGET times that of the engine alone, plus ALLOWANCE bytes; the engine's packed weights are not counted."""
 

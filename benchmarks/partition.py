@@ -1,8 +1,8 @@
 """How long does it take to partition and fold a model, and how does that grow?
 
-Chains, residual networks and random graphs of 1,000, 10,000 and 100,000 nodes, a tenth of which the first engine does not take:
-the processor time of `partition`, which uses one thread (capability, clustering and folding; the Function is there before), per
-node too, and its growth: the time per node against that of the smallest. The sizes take turns; medians and quartiles.
+Chains, residual networks and random graphs of 1,000, 10,000 and 100,000 nodes, of which the first engine does not support a
+tenth. Measured is the processor time of `partition` (support, clustering and folding), which uses one thread: per graph, per
+node, and the time per node relative to the smallest graph. The sizes take turns; figures are medians and quartiles.
 
     python benchmarks/partition.py [--json] [--rounds N] [--sizes 1000,10000,100000,1000000]
 """
@@ -27,7 +27,7 @@ from xrt.partition import partition
 
 UNSUPPORTED_SHARE = 0.1
 MAX_DISTANCE = 64
-"""In a random graph a node reads from this many before it: models are long, not wide."""
+"""In a random graph, a node reads from this many preceding nodes: models are long, not wide."""
 SHAPE = TensorType(DType.FLOAT32, (1, 8, 8, 8))
 
 
@@ -53,7 +53,7 @@ NARROW, MIDDLE, COMPLETE = PartialEngine("odd,rare"), PartialEngine("rare"), Par
 
 
 def make_function(nodes: Sequence[Node], constants: dict[str, Constant]) -> Function:
-    """Create a Function from nodes, of which a tenth is marked as unsupported. Values that no node reads are its outputs."""
+    """Create a Function from nodes, a tenth of which get an unsupported domain. The values that no node reads are the outputs."""
     generator = random.Random(len(nodes))
     domains = ["" if generator.random() >= UNSUPPORTED_SHARE else generator.choice(["odd", "rare"]) for _ in nodes]
     marked = tuple(Node(n.op_type, n.inputs, n.outputs, n.attributes, domain) for n, domain in zip(nodes, domains, strict=True))

@@ -26,8 +26,8 @@ MIN_GAIN = 0.98
 ROUNDING = 1e-4
 """Relative difference of two engines in float32, which a budget of 0 allows."""
 MAX_DIFFERENCE, MAX_ERROR_SHARE = 1e-3, 0.1
-"""Allowed difference of results of a quantized model: absolute, and as a share of its quantization error. Sums in another order
-move some values by one quantization step, which later layers amplify."""
+"""Allowed difference of results of a quantized model: absolute, and as a share of its quantization error. A sum in another order
+moves some values by one quantization step, which later layers amplify."""
 TURN_SECONDS = 0.03
 MAX_ROUNDS, MIN_ROUNDS = 60, 6
 

@@ -22,7 +22,7 @@ from xrt.passes import infer_shapes
 
 NAMES = ("bert", "gpt", "gpt_hard", "convnext", "mobilenet")
 OUTLIER_FACTOR, OUTLIER_CHANNELS = 40.0, 6
-"""Factor and number of the outlier channels of the hard model."""
+"""The factor by which the hard model scales outlier channels, and their number."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """How long does a call of a network of PyTorch take: eager, Inductor, ONNX Runtime, OpenVINO, and XRT?
 
-Each network is in a process of its own, where all ways take turns within rounds with the same number of threads; a ratio is of
-one round. A turn begins when the threads of the turn before sleep, with a call that does not count. ONNX Runtime gets what
-``torch.onnx.export`` writes, OpenVINO what its own converter makes of the module; Inductor is measured as it is by default, and
-frozen, images with channels last. XRT is measured as `XRTModule` and as a backend of `torch.compile`, both with
-``engine="auto"``. Everything runs a second time with the processor check of PyTorch's MKL answered with yes: on processors that
-are not Intel's, the library takes a slow path otherwise.
+Each network has a new process, in which the ways to call it take turns with the same number of threads; a ratio is of one round.
+A turn begins after the threads of the previous turn sleep, with a call that does not count. ONNX Runtime gets the model that
+``torch.onnx.export`` writes, OpenVINO the model that its own converter makes. Inductor is measured with its defaults, and frozen,
+with channels last for images. XRT is measured as `XRTModule` and as a backend of `torch.compile`, both with ``engine="auto"``.
+All is measured again with MKL's check of the processor overridden: without it, MKL takes a slow path on processors that are not
+Intel's.
 
 Then seconds of capturing and lowering against `torch.export` alone, and the cost of a call of ``Linear(3, 3)``.
 

@@ -1,9 +1,11 @@
 """A part of regions.py: every pair of engines, and where each engine computes its result.
 
-Five kinds of region: a chain of elementwise operators, Softmax, LayerNormalization, MatMul and Conv. (1) Four regions of a kind,
-on two engines in turns: the module's call against the same regions called alone, added up, and against the same regions called
-one after the other by hand, which has no part in what engines cost each other: threads to wake, data in other caches. (2) One
-region of a kind: into new memory, into given memory, and over its input where the engine proposes that.
+Five kinds of region: a chain of elementwise operators, Softmax, LayerNormalization, MatMul and Conv.
+
+1. Four regions of a kind that alternate between two engines: the module's call against the sum of the same regions called alone,
+   and against the same regions called one after the other by hand. The second ratio excludes what engines cost each other, such
+   as threads to wake and data in other caches.
+2. One region of a kind: its result in new memory, in the caller's memory, and over its input if the engine proposes that.
 """
 
 from __future__ import annotations
@@ -109,7 +111,7 @@ def _bound(executable: Executable, x: Array) -> Iterator[tuple[str, Callable[[],
 
 
 def compute_charged_ratio(of: Timing, to: list[Timing], less: float = 0.0) -> dict[str, float]:
-    """Return the median and quartiles of the ratio within rounds, and the ratio of the best times; ``less`` seconds are free.
+    """Compute the ratio after ``less`` seconds are subtracted: median and quartiles over rounds, and the ratio of the best times.
 
     Other work of the machine only increases times, so the ratio of the best times varies less.
     """

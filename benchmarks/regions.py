@@ -1,12 +1,15 @@
 """What does a cut cost?
 
-One model of about 10 ms, 16 blocks of convolution, Relu and addition. (1) Cut into 2, 4, 8 and 16 regions of one engine: the
-module's call against the sum of the same regions, each called alone, and against the uncut model. What the regions alone take
-longer than the uncut model is lost fusion; only the rest is the cut's own cost. (2) The convolutions on one engine and the
-rest on another, so that they alternate, against the sum of the same regions alone. After each: the processor time that this
-process takes in a second in which it has nothing to do. (3) Every pair of engines on five kinds of region, and each engine's
-region into new memory, into given memory and over its input: `region_pairs`. The pairs run on one thread too, where no engine
-has threads to wake.
+One model of about 10 ms: 16 blocks of convolution, Relu and addition.
+
+1. Cut into 2, 4, 8 and 16 regions of one engine: the module's call against the sum of the same regions, each called alone, and
+   against the uncut model. The time that the regions alone take longer than the uncut model is lost fusion, not a cost of the
+   cut.
+2. The convolutions on one engine and the other nodes on another engine, against the sum of the same regions alone.
+3. Every pair of engines on five kinds of region, and each engine's region alone (`region_pairs`); the pairs run on one thread
+   too, where no engine has threads to wake.
+
+After 1 and 2: the processor time that this process takes in an idle second.
 
     python benchmarks/regions.py [--json] [--rounds N] [--counts 2,4,8,16] [--channels N] [--size N] [--threads N]
         [--engines ort,tvm,...] [--kinds chain,softmax,...] [--side N] [--pair-rounds N]
@@ -96,7 +99,7 @@ def compute_lost_fusion(alone: list[Timing], whole: Timing) -> dict[str, float]:
 
 def measure_idle_cpu(seconds: float = 1.0) -> float:
     """Measure the share of one core that this process uses while it is idle."""
-    time.sleep(0.05)  # whoever was about to fall asleep
+    time.sleep(0.05)  # until threads that finish their work are asleep
     began, wall = time.process_time(), time.perf_counter()
     time.sleep(seconds)
     return (time.process_time() - began) / (time.perf_counter() - wall)

@@ -1,4 +1,4 @@
-"""Half-precision and quantized forms of exported models, made by ONNX Runtime's own tools; its results are the witness."""
+"""Exported models in half precision and quantized, by ONNX Runtime's tools. The expected results are ONNX Runtime's."""
 
 from __future__ import annotations
 

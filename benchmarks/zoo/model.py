@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class CreatedModel:
-    """A model in memory: a function that writes its file, inputs for several calls, and the framework's results for these."""
+    """A model in memory: a function that writes its file, and the inputs and the framework's results of several calls."""
 
     write: Callable[[Path], None]
     calls: Sequence[Arrays]

@@ -63,7 +63,7 @@ class Architecture:
     opset: int = 17
     tolerance: float = 1e-4
     open_axes: Sequence[int] = (0, 1)
-    """Axes of integer inputs that are open; of others the first one alone."""
+    """Open axes of integer inputs; of other inputs only axis 0 is open."""
 
 
 TEXT_OPTIONS = {**SMALL, "vocab_size": VOCABULARY, "max_position_embeddings": 64}
@@ -186,7 +186,7 @@ def _make(architecture: Architecture) -> CreatedModel:
 
 
 def _randomize(module: torch.nn.Module) -> None:
-    """Give normalizations and biases values that are not their neutral ones: a wrong scale must show."""
+    """Change scales and biases from their neutral values 1 and 0, so that a wrong use of them changes the result."""
     with torch.no_grad():
         for tensor in module.parameters():
             if tensor.ndim <= 1 and tensor.is_floating_point():
