@@ -390,10 +390,7 @@ def _count_outputs(
 def _infer_count(
     operator: Operator, symbols: Sequence[Symbol | None], attributes: Mapping[str, Any], builder: Builder
 ) -> int | None:
-    """Count the outputs that follow from the arguments; None if they do not say it, for a Split.
-
-    These are the required outputs, or all outputs if none is required.
-    """
+    """Count the required outputs, or all outputs if none is required. None for a Split of an unknown number of parts."""
     if operator.max_outputs is not None:
         return sum(not formal.is_optional for formal in operator.outputs) or len(operator.outputs)
     if attributes.get("num_outputs") is not None:
