@@ -147,7 +147,7 @@ class PlanningGraph:
     def find_inputs(self, mask: int) -> int:
         """Find the values that the nodes of a mask read from other nodes; returns a mask of values."""
         nodes = list(iter_bits(mask))
-        defined = combine_masks(self.defined_names[index] for index in nodes)
+        defined = combine_masks(self.defines[index] for index in nodes)
         return combine_masks(self.reads[index] for index in nodes) & ~defined
 
     def make_subgraph(self, mask: int) -> Function:
@@ -440,7 +440,7 @@ def find_best_stretches(costs: CostModel) -> Iterator[Partitioning]:
     """
     graph, atoms = costs.graph, list_atoms(costs)
     masks = [_make_mask(start, end) for start, end in atoms]
-    defines = [combine_masks(graph.defined_names[start:end]) for start, end in atoms]
+    defines = [combine_masks(graph.defines[start:end]) for start, end in atoms]
     reads = [combine_masks(graph.reads[start:end]) for start, end in atoms]
     node_sums = [[float(seconds[start:end].sum()) for start, end in atoms] for seconds in costs.node_seconds]
     # At index n, the cheapest way to run the first n atoms: its seconds, the first atom of its last region, and that region.

@@ -102,34 +102,25 @@ class Profile:
 
     def _repr_html_(self) -> str:
         """Draw a timeline and a table for a notebook."""
-        from xrt.html.views import (
-            MeanCall,
-            PlanRegion,
-            Strip,
-            format_count,
-            format_percent,
-            format_seconds,
-            make_strips,
-            render_cell,
-        )
+        from xrt.html import views
         from xrt.partition.plan import color_engines
 
         if not any(launch.calls for launch in self.launches):
-            return render_cell("profile.html", profile=self, strips=None)
+            return views.render_cell("profile.html", profile=self, strips=None)
         times = tuple(launch.seconds / max(launch.calls, 1) for launch in self.launches)
         # Without the times of whole calls, a call counts as the sum of its launches.
         call_times = [moment.ended - moment.began for moment in self.moments if moment.category == "call"] or [sum(times)]
-        call = MeanCall(max(launch.calls for launch in self.launches), sum(call_times) / len(call_times), times)
-        regions = [PlanRegion(x.launch, x.engine, 0, (), (), is_output=False) for x in self.launches]
+        call = views.MeanCall(max(launch.calls for launch in self.launches), sum(call_times) / len(call_times), times)
+        regions = [views.PlanRegion(x.launch, x.engine, 0, (), (), is_output=False) for x in self.launches]
         colors, total = color_engines(region.engine for region in regions), sum(times) or 1.0
         launches = [
-            (x.launch, x.engine, x.device, x.calls, format_seconds(time), format_percent(time / total))
+            (x.launch, x.engine, x.device, x.calls, views.format_seconds(time), views.format_percent(time / total))
             for x, time in zip(self.launches, times, strict=True)
         ]
-        threads = "" if self.threads is None else f" on {format_count(self.threads, 'thread')}"
-        strip = Strip(f"One call{threads}, mean of {format_count(call.calls, 'call')}", regions, call)
-        strips = make_strips([strip], colors)
-        return render_cell("profile.html", profile=self, strips=strips, colors=colors, launches=launches)
+        threads = "" if self.threads is None else f" on {views.format_count(self.threads, 'thread')}"
+        strip = views.Strip(f"One call{threads}, mean of {views.format_count(call.calls, 'call')}", regions, call)
+        strips = views.make_strips([strip], colors)
+        return views.render_cell("profile.html", profile=self, strips=strips, colors=colors, launches=launches)
 
     def __str__(self) -> str:
         if not any(launch.calls for launch in self.launches):

@@ -11,7 +11,7 @@ from torch._library.custom_ops import OPDEFS
 
 from xrt.engines.torch.dtypes import get_torch_dtype
 from xrt.errors import CompileRefused
-from xrt.graph import TensorType, Type
+from xrt.graph import TensorType, Type, may_equal
 from xrt.graph.node import OpaqueCall, Tagged
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _check_result(operator: str, index: int, result: Tensor, declared: Type | No
     shape = None if result is None else tuple(result.shape)
     if result is None:
         description = "missing"
-    elif result.dtype != get_torch_dtype(declared.dtype) or not TensorType(declared.dtype, shape).is_compatible(declared):
+    elif result.dtype != get_torch_dtype(declared.dtype) or not may_equal(TensorType(declared.dtype, shape), declared):
         description = f"{str(result.dtype).removeprefix('torch.')}[{','.join(map(str, result.shape))}]"
     elif result.layout is not torch.strided or result.device.type != "cpu":
         description = f"a tensor on {result.device} with layout {result.layout}"

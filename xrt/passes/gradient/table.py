@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 import numpy as np
 
 from xrt.builder.record_op import apply, emit
+from xrt.builder.tensor import Tensor
 from xrt.errors import ModelError
 from xrt.graph import Node, OptionalType, SequenceType, TensorType, Type
 
 if TYPE_CHECKING:
     from xrt.builder.builder import Builder
-    from xrt.builder.tensor import Tensor
     from xrt.graph import Dim, DType
 
 
@@ -288,4 +288,4 @@ class RuleContext:
         node_index = next(index for index, other in enumerate(self.builder.nodes) if other.name == self.node.name)
         self.builder.nodes[node_index] = self.node = node
         self.builder.types.update(types)
-        self.tensors.update((name, self.builder.tensor(name, type_)) for name, type_ in types.items())
+        self.tensors.update((name, Tensor(self.builder, name, type_)) for name, type_ in types.items())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.builder.builder import record_function
-from xrt.builder.record_op import apply, get_builder, emit
+from xrt.builder.record_op import apply, emit, get_builder
 from xrt.graph import Function, Node, TensorType, Value
 from xrt.passes.gradient.preparation import Sweep, find_active, prepare_body
 from xrt.passes.gradient.table import Gradients, RuleContext, make_vector, may_have_gradient, rule, sum_tensors, zeros_like
