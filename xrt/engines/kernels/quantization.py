@@ -142,10 +142,8 @@ def qlinear_matmul(node: Node, ctx: NodeContext) -> Run:
         # The parameters of `a` and of the result have one element per row (axis -2), those of `b` one per column.
         exact = matmul(_subtract_zero_point(xp, a, a_zero, -2), _subtract_zero_point(xp, b, b_zero, -1))
         factor = align_to_axis(a_scale, -2, a.ndim) * align_to_axis(b_scale, -1, b.ndim) / align_to_axis(y_scale, -2, a.ndim)
-        zero = align_to_axis(y_zero, -2, a.ndim)
-        return _quantize(
-            xp, _wrap_to_int32(xp, exact) * xp.astype(factor, np.float64), zero, declared or DType.from_array(y_zero), True
-        )
+        ratio = _wrap_to_int32(xp, exact) * xp.astype(factor, np.float64)
+        return _quantize(xp, ratio, align_to_axis(y_zero, -2, a.ndim), declared or DType.from_array(y_zero), True)
 
     return run
 
@@ -173,9 +171,7 @@ def qlinear_conv(node: Node, ctx: NodeContext) -> Run:
         )
         if bias is not None:
             exact = exact + align_to_axis(bias, 1, x.ndim)
-        factor = x_scale.reshape(()) * align_to_axis(w_scale, 1, x.ndim) / y_scale.reshape(())
-        return _quantize(
-            xp, exact * xp.astype(factor, np.float64), y_zero.reshape(()), declared or DType.from_array(y_zero), True
-        )
+        factor = xp.astype(x_scale.reshape(()) * align_to_axis(w_scale, 1, x.ndim) / y_scale.reshape(()), np.float64)
+        return _quantize(xp, exact * factor, y_zero.reshape(()), declared or DType.from_array(y_zero), True)
 
     return run
