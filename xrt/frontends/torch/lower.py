@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from xrt.builder import Builder, Tensor
-from xrt.builder.record_op import Symbol, apply, get_builder, emit
+from xrt.builder.record_op import Symbol, apply, emit, get_builder
 from xrt.errors import InputError, ModelError
 from xrt.frontends.torch.dtypes import from_torch_dtype, share_array
 from xrt.frontends.torch.rules import RULES, Unsupported

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.builder import Builder
-from xrt.builder.record_op import apply, get_builder, emit
+from xrt.builder.record_op import apply, emit, get_builder
 from xrt.frontends.torch.rules.elementwise import drop, reduce_axes
 from xrt.frontends.torch.rules.product import cdist
 from xrt.frontends.torch.rules.table import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.builder.record_op import get_builder, emit
+from xrt.builder.record_op import emit, get_builder
 from xrt.builder.tensor import Tensor
 from xrt.frontends.torch.rules.elementwise import drop, multiply_by
 from xrt.frontends.torch.rules.table import (

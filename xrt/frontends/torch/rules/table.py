@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 import torch
 
-from xrt.builder.record_op import get_builder, emit
+from xrt.builder.record_op import emit, get_builder
 from xrt.frontends.torch.dtypes import from_torch_dtype, to_torch_dtype
 from xrt.frontends.torch.symbols import SymbolicNumber
 from xrt.graph import DType
