@@ -10,7 +10,7 @@ import numpy as np
 
 from xrt.engines.kernels.table import Array, Run, eager as ops
 from xrt.graph import Constant, DType, Node
-from xrt.operators import find_constant
+from xrt.operators import find_node_constant
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @ops("Constant")
 def constant(node: Node, ctx: NodeContext) -> Run:
-    value = find_constant(node, ctx.function)
+    value = find_node_constant(node, ctx.function)
     if value is None:  # the attribute is a string, or a list of strings
         strings = node.attr("value_string", node.attr("value_strings"))
         if strings is None:
