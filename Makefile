@@ -38,15 +38,15 @@ fuzz: $(VENV)/engines.stamp ## run 10,000 generated graphs on ort, toy and mixtu
 	XRT_MUTANTS=5000 $(BIN)/python -m pytest --full tests/malformed_inputs
 
 conformance: $(VENV)/engines.stamp ## run the tests of onnx on every engine and on mixtures, and write docs/conformance.md
-	$(BIN)/python tools/write_conformance.py --jobs $(JOBS)
+	$(BIN)/python -m tools.write_conformance --jobs $(JOBS)
 
 tables: $(VENV)/engines.stamp ## rewrite the generated pages of docs/: conformance, and reference/ (engines, options, commands, errors, gradients)
-	$(BIN)/python tools/write_conformance.py --from-record
-	$(BIN)/python tools/write_options.py
-	$(BIN)/python tools/write_commands.py
-	$(BIN)/python tools/write_errors.py
-	$(BIN)/python tools/write_gradients.py
-	$(BIN)/python tools/write_numerics.py
+	$(BIN)/python -m tools.write_conformance --from-record
+	$(BIN)/python -m tools.write_options
+	$(BIN)/python -m tools.write_commands
+	$(BIN)/python -m tools.write_errors
+	$(BIN)/python -m tools.write_gradients
+	$(BIN)/python -m tools.write_numerics
 
 budgets: $(VENV)/engines.stamp ## lower tests/architecture/budgets.toml to the sizes that packages have now
 	$(BIN)/python -m tools.budgets
@@ -57,14 +57,14 @@ docs: $(VENV)/dev.stamp ## build the documentation site into build/site; a dead 
 
 
 soak: $(VENV)/dev.stamp ## 32 processes on one cache, 100 rounds of SIGKILL, an hour of calls
-	$(BIN)/python tools/soak.py
+	$(BIN)/python -m tools.soak
 
 format: $(VENV)/dev.stamp ## format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/engines.stamp $(VENV)/benchmarks.stamp ## measure what XRT costs, and write docs/performance.md and README's numbers
-	$(BIN)/python tools/write_performance.py
+	$(BIN)/python -m tools.write_performance
 
 cuda-check: ## run what needs a GPU with what is installed, and write docs/cuda-results.json; ends with 3 where there is none
 	$(CUDA_PYTHON) -m tools.cuda_check
@@ -77,7 +77,7 @@ sanitize: $(VENV)/dev.stamp ## run the tests of native kernels under the sanitiz
 	$(BIN)/cmake -S . -B build/sanitize -DXRT_SANITIZE=address,undefined -DXRT_NATIVE_OUT=$(abspath build/sanitize/lib)
 	$(BIN)/cmake --build build/sanitize --parallel $(JOBS)
 	LD_PRELOAD=$$($(CXX) -print-file-name=libasan.so):$$($(CXX) -print-file-name=libubsan.so) ASAN_OPTIONS=detect_leaks=0 \
-	  $(BIN)/python tools/sanitized.py build/sanitize/lib/libxrt_native.so -q tests/engines/test_native_*.py
+	  $(BIN)/python -m tools.sanitized build/sanitize/lib/libxrt_native.so -q tests/engines/test_native_*.py
 
 proto: $(VENV)/proto.stamp ## regenerate xrt/formats/xrt_pb2.py and xrt/serve/open_inference_pb2.py from proto/
 	touch proto/xrt.proto proto/open_inference.proto
@@ -85,7 +85,7 @@ proto: $(VENV)/proto.stamp ## regenerate xrt/formats/xrt_pb2.py and xrt/serve/op
 	$(VENV)/proto/bin/cmake --build build/proto --target proto
 
 stubs: $(VENV)/dev.stamp ## rewrite the stub files of xrt.ops from the schemas of onnx
-	$(BIN)/python tools/write_stubs.py
+	$(BIN)/python -m tools.write_stubs
 
 wheel: $(VENV)/dev.stamp ## build the wheel, install it in an empty environment, and run a model there
 	rm -rf build/lib build/bdist.* dist/*.whl

@@ -43,7 +43,7 @@ def make_relu(*shape: int) -> Function:
 
 
 def make_ort_call(function: Function, threads: int) -> Call:
-    session = open_session(onnx_format.lowest_model(function).SerializeToString(), threads)
+    session = open_session(onnx_format.to_lowest_model(function).SerializeToString(), threads)
     name = function.inputs[0].name
     return lambda x: session.run(None, {name: x})[0]
 
@@ -56,7 +56,7 @@ def make_tvm_call(function: Function, threads: int) -> Call:
     from tvm import relax
     from tvm.relax.frontend.onnx import from_onnx
 
-    code = tvm.compile(from_onnx(onnx_format.lowest_model(function)), target="llvm")
+    code = tvm.compile(from_onnx(onnx_format.to_lowest_model(function)), target="llvm")
     machines = threading.local()
 
     def call(x: Any) -> Any:

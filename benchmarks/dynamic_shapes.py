@@ -25,7 +25,7 @@ from xrt.bench import machine
 from xrt.builder import trace
 from xrt.cache import CompileCache
 from xrt.errors import OptionError, PlanError
-from xrt.formats.onnx.inference import node_types
+from xrt.formats.onnx.inference import infer_node_types
 from xrt.graph import DType, Function, TensorType
 from xrt.measure.statistics import compute_round_ratio, take_turns
 from xrt.measure.timing import measure_call
@@ -101,7 +101,7 @@ def make_input(function: Function, size: int) -> Any:
 def measure(engine: str, name: str, arguments: argparse.Namespace) -> dict[str, Any] | None:
     """Measure both policies; return None if the engine does not support the model with symbolic dims."""
     build, shape = MODELS[name]
-    function = trace(build, TensorType(DType.FLOAT32, shape), opsets=20, name=name, inference=node_types)
+    function = trace(build, TensorType(DType.FLOAT32, shape), opsets=20, name=name, inference=infer_node_types)
     sizes = [int(size) for size in arguments.sizes.split(",")]
     options: dict[str, Any] = {"threads": arguments.threads, "strict": True, "progress": False}
     try:

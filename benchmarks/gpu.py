@@ -85,7 +85,7 @@ def make_ort_call(function: Function, inputs: dict[str, Any], gpu: Device) -> Ca
 
     from xrt.formats import onnx
 
-    model = onnx.lowest_model(function, 26, 13).SerializeToString()
+    model = onnx.to_lowest_model(function, 26, 13).SerializeToString()
     providers: list[Any] = [("CUDAExecutionProvider", {"use_tf32": "0"}), "CPUExecutionProvider"]
     session = onnxruntime.InferenceSession(model, providers=providers)
     binding = session.io_binding()

@@ -22,7 +22,7 @@ from precision_trained import TRAINED, train_model
 import xrt
 from xrt.engines.contract import registry
 from xrt.errors import XRTError
-from xrt.formats.onnx import lowest_model
+from xrt.formats.onnx import to_lowest_model
 from xrt.passes import infer_shapes
 from xrt.passes.quantize import QuantizationOptions, fold_batch_normalization, fuse_biases, quantize_weights
 from xrt.placement.result import describe_plan
@@ -210,7 +210,7 @@ def _shorten(error: Exception) -> str:
 
 
 def _write_model(model: PrecisionModel, folder: Path, calibrate: list[Any], validate: list[Any]) -> None:
-    onnx.save(lowest_model(model.function, least_opset=13), folder / "model.onnx")
+    onnx.save(to_lowest_model(model.function, min_opset=13), folder / "model.onnx")
     write_examples(folder, "calibrate", calibrate)
     write_examples(folder, "validate", validate)
 

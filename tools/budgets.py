@@ -1,8 +1,8 @@
-"""How large each package of XRT may be, and which bad habits of today remain: ``tests/architecture/budgets.toml``.
+"""Size limits of the packages of XRT, and known violations of two style rules: ``tests/architecture/budgets.toml``.
 
-`make budgets` lowers the figures to what is there and drops exceptions that are gone. It never raises one: who adds to a package
-removes as much, or changes the file by hand and says in the commit which capability it is for. Without the file, it writes the
-figures of today.
+`make budgets` lowers the limits to the present sizes, and drops violations that no longer exist. It never raises a limit: to add
+to a package, remove as many lines, or change the file by hand and name the new capability in the commit. Without the file, it
+writes the present sizes and violations.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["BUDGETS", "Budgets", "count_private_uses", "find_single_bases", "mea
 TOP = Path(__file__).parents[1]
 BUDGETS = TOP / "tests" / "architecture" / "budgets.toml"
 SPLIT = ("engines/", "frontends/", "passes/gradient", "passes/padding", "passes/quantize")
-"""Subpackages that have budgets of their own."""
+"""Prefixes of subpackages that have separate budgets."""
 
 NAMED_TUPLE = ("_asdict", "_fields", "_make", "_replace")
-"""Names that are public in spite of the underscore."""
+"""Public names of NamedTuple that begin with an underscore."""
 
 Trees: TypeAlias = Mapping[str, ast.Module]
 """Parsed modules by their paths."""
@@ -32,18 +32,17 @@ Trees: TypeAlias = Mapping[str, ast.Module]
 
 @dataclass(frozen=True)
 class Budgets:
-    """The figures of the file, or those measured in the source."""
+    """Limits from the file, or sizes and violations measured in the source."""
 
     lines: Mapping[str, int]
     modules: Mapping[str, int]
     private_uses: Mapping[str, int]
-    """How often a private name of each module is used in other modules."""
+    """Private name to the number of its uses in modules that do not define it."""
     single_bases: frozenset[str]
     """Classes that exist only to be the base of one other class."""
 
     @classmethod
     def read(cls, path: Path = BUDGETS) -> Budgets:
-        """Read the file."""
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         packages = data["packages"]
         return cls(
@@ -54,7 +53,7 @@ class Budgets:
         )
 
     def lowered_to(self, measured: Budgets) -> Budgets:
-        """Return the smaller figure of each entry. Entries that are not in ``measured`` are dropped, and none is added."""
+        """Lower each limit to the measured number; entries that are not in ``measured`` are dropped."""
         return Budgets(
             _lower(self.lines, measured.lines),
             _lower(self.modules, measured.modules),
@@ -63,7 +62,7 @@ class Budgets:
         )
 
     def find_excess(self, measured: Budgets) -> list[str]:
-        """List the measured figures that are above their budget."""
+        """List the measured numbers that are above their limits."""
         return [
             *_find_larger("{name}: {found} lines, the budget is {limit}", measured.lines, self.lines),
             *_find_larger("{name}: {found} modules, the budget is {limit}", measured.modules, self.modules),
@@ -110,7 +109,7 @@ def _find_larger(text: str, measured: Mapping[str, int], limits: Mapping[str, in
 
 
 def measure(top: Path = TOP) -> Budgets:
-    """Return the figures of the tree."""
+    """Measure the source of the repository at ``top``, without generated files."""
     lines: Counter[str] = Counter()
     modules: Counter[str] = Counter()
     trees = {}
@@ -129,25 +128,22 @@ def measure(top: Path = TOP) -> Budgets:
 
 
 def package_of(path: str) -> str:
-    """Return which budget a file of ``xrt/`` counts for: its package, or ``xrt`` for a module of the top."""
+    """Find the package to whose budget a file of ``xrt/`` counts; ``xrt`` for a module of no package."""
     folders = path.split("/")[1:-1]
     return "/".join(["xrt", *folders[: 1 + "/".join(folders).startswith(SPLIT)]])
 
 
-# ---------------------------------------------------------------------- privates
-
-
 def count_private_uses(trees: Trees) -> dict[str, int]:
-    """Count, for each ``_name`` of the package, the uses in modules that do not define it.
+    """Count, for each private name of XRT, the uses in modules that do not define the name.
 
-    A use is ``x._name`` where ``x`` is neither ``self`` nor ``cls``, or an import of the name. A module defines the names of its
-    functions, classes and variables, and the attributes that it assigns or annotates.
+    A use is an import of the name, or ``x._name`` where ``x`` is not ``self``, ``cls`` or ``super()``. A module defines the names
+    of its functions, classes and variables, and the attributes that it assigns or annotates.
     """
     defined = {path: set(_list_definitions(tree)) for path, tree in trees.items()}
-    everywhere = set[str]().union(*defined.values())
+    all_defined = set[str]().union(*defined.values())
     uses: Counter[str] = Counter()
     for path, tree in trees.items():
-        uses.update(name for name in _list_uses(tree) if name in everywhere - defined[path])
+        uses.update(name for name in _list_uses(tree) if name in all_defined - defined[path])
     return dict(uses)
 
 
@@ -183,12 +179,9 @@ def _is_own(node: ast.Attribute) -> bool:
     return is_super or (isinstance(value, ast.Name) and value.id in ("self", "cls"))
 
 
-# ---------------------------------------------------------------------- bases
-
-
 def find_single_bases(trees: Trees) -> frozenset[str]:
-    """Return the classes that one class alone inherits from and that nothing else names; imports and ``__all__`` do not count."""
-    heirs: defaultdict[str, set[str]] = defaultdict(set)
+    """Find the classes that are the base of a single class and have no other use. Imports and ``__all__`` are not uses."""
+    subclasses: defaultdict[str, set[str]] = defaultdict(set)
     uses: Counter[str] = Counter()
     classes = set()
     for tree in trees.values():
@@ -196,14 +189,14 @@ def find_single_bases(trees: Trees) -> frozenset[str]:
             if isinstance(node, ast.ClassDef):
                 classes.add(node.name)
                 for base in node.bases:
-                    heirs[_last_name(base)].add(node.name)
+                    subclasses[_last_name(base)].add(node.name)
             elif isinstance(node, ast.Name):
                 uses[node.id] += 1
             elif isinstance(node, ast.Attribute):
                 uses[node.attr] += 1
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
                 uses.update([node.value] if node.value not in _listed(tree) else [])
-    return frozenset(name for name in classes if len(heirs[name]) == 1 and uses[name] == 1)
+    return frozenset(name for name in classes if len(subclasses[name]) == 1 and uses[name] == 1)
 
 
 def _last_name(base: ast.expr) -> str:
@@ -213,7 +206,7 @@ def _last_name(base: ast.expr) -> str:
 
 @functools.cache
 def _listed(tree: ast.Module) -> frozenset[str]:
-    """Return the names of a module's ``__all__``, and of the tables by which a package imports lazily."""
+    """Find the names in a module's ``__all__``, and in the tables by which a package imports lazily."""
     tables = (node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign) and node.value)
     return frozenset(
         part.value for node in tables for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)
@@ -221,7 +214,7 @@ def _listed(tree: ast.Module) -> frozenset[str]:
 
 
 def main() -> None:
-    """Lower the figures of the file to those measured in the source."""
+    """Lower the limits in the file to the measured numbers, and print the limits that are exceeded."""
     measured = measure()
     text = str(Budgets.read().lowered_to(measured) if BUDGETS.exists() else measured)
     BUDGETS.write_text(text, encoding="utf-8")

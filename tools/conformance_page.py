@@ -35,7 +35,6 @@ makes the run fail until it is deleted, unless it depends on the rounding of a p
 
 
 def make_page(record: Record) -> str:
-    """Return the text of ``docs/conformance.md``."""
     sections = (
         _HEAD,
         _versions(record),

@@ -168,7 +168,7 @@ class Record:
 
 
 def _list_declined(report: ConformanceReport) -> Iterator[tuple[str, str]]:
-    """Yield each operator of which no case passes, with the reason about that operator, or else of the first case with it."""
+    """Yield each operator of which no case passes, with a reason that begins with its name, or else that of its first case."""
     declined = report.of(ResultWord.DECLINED)
     for operator, counts in report.by_operator().items():
         cases = [outcome for outcome in declined if operator in outcome.operators]

@@ -36,9 +36,10 @@ from xrt.testing.running import make_module
 
 TOP = Path(__file__).parents[1]
 NO_DEVICE = 3
-TESTS, SUITE, BENCHMARK = 120, 110, 180
-"""Time limits in seconds; less than seven minutes together."""
+PYTEST_SECONDS, SUITE_SECONDS, BENCHMARK_SECONDS = 120, 110, 180
+"""Time limits; less than seven minutes together."""
 SUITES = {"toy": "toy{native=off}", "ort": "ort", "tvm": "tvm"}
+"""Engines that run the node tests, to their specs."""
 
 
 def main() -> int:
@@ -67,9 +68,9 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 def check(hardware: str) -> dict[str, Any]:
-    """Run all parts and return their results."""
+    """Run the tests marked cuda, the benchmark and the node tests; return their results."""
     tests = {"tests marked cuda": run_pytest()}
-    figures = run([sys.executable, "benchmarks/gpu.py", "--json"], BENCHMARK)
+    figures = run([sys.executable, "benchmarks/gpu.py", "--json"], BENCHMARK_SECONDS)
     results: dict[str, Any] = {
         "engines": {},
         "latency": [],
@@ -116,7 +117,7 @@ def run_pytest() -> dict[str, int]:
     # Only files that have such tests: others import engines that need not be installed on a machine with a GPU.
     files = [str(path) for path in sorted((TOP / "tests").rglob("test_*.py")) if "@pytest.mark.cuda" in path.read_text("utf-8")]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider", "tests/devices", *files]
-    text = run(command, TESTS)
+    text = run(command, PYTEST_SECONDS)
     counts = parse_counts(text)
     if "failed" in counts:
         print(text, file=sys.stderr)
@@ -139,9 +140,12 @@ def parse_counts(text: str) -> dict[str, int]:
 
 
 def run_part(engine: str, part: int, parts: int) -> Counter[str]:
-    """Run one in ``parts`` of the node tests in processes of their own, until the time limit, and count the results."""
+    """Run every ``parts``-th node test from number ``part`` on in a new process, and count the results.
+
+    If a test ends the process, a new process continues with the next test, until the time limit.
+    """
     words: Counter[str] = Counter()
-    total, end = len(node_cases()), time.monotonic() + SUITE
+    total, end = len(node_cases()), time.monotonic() + SUITE_SECONDS
     while part < total and time.monotonic() < end:
         options = ["--suite", engine, "--part", str(part), "--parts", str(parts)]
         lines = run([sys.executable, "-m", "tools.cuda_check", *options], end - time.monotonic()).splitlines()
@@ -155,8 +159,8 @@ def run_part(engine: str, part: int, parts: int) -> Counter[str]:
     return words
 
 
-def run_suite(engine: str, part: int = 0, parts: int = 1) -> None:
-    """Run one in ``parts`` of onnx's node tests on an engine on the device, and print a line for each."""
+def run_suite(engine: str, part: int, parts: int) -> None:
+    """Run every ``parts``-th node test of onnx, from number ``part`` on, on the device; print a line for each."""
     name = engine.partition("{")[0]
     known = [*load_known_failures(name), *load_known_failures(f"{name} on cuda")]
     for case in node_cases()[part::parts]:

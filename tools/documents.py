@@ -1,4 +1,4 @@
-"""Run the examples of the documents, and compare what they print with what the page shows.
+"""Run the examples in the documents, and compare their output with the output that the page shows.
 
 A page is read from top to bottom:
 
@@ -29,8 +29,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # a script has only its own folder in sys.path
-
 from xrt.cli import main as run_command, screen
 
 WIDTH = 96
@@ -48,17 +46,17 @@ class Example:
     """``python`` or ``console``."""
     source: str
     expected: str | None
-    """None where the page shows no output: any output is accepted."""
+    """None if the page shows no output; any output is then accepted."""
     span: tuple[int, int] | None
     """Position of the expected output in the page."""
 
 
 class WrongOutput(AssertionError):
-    """An example printed something else than its page shows."""
+    """The output of an example differs from the output that its page shows."""
 
 
 def list_examples(text: str) -> list[Example]:
-    """Return the examples of a page, in order."""
+    """List the examples of a page, in order."""
     examples: list[Example] = []
     end = -1
     for fence in _FENCE.finditer(text):
@@ -80,20 +78,18 @@ def _list_commands(body: str, offset: int) -> Iterator[Example]:
 
 
 def run_page(path: Path) -> list[tuple[Example, str]]:
-    """Run the examples of a page in the current directory; return each with what it printed.
-
-    Warnings are raised as errors where the caller's filters say so.
-    """
+    """Run the examples of a page in the current directory; return each example with its output."""
     module = types.ModuleType("document")
-    sys.modules["document"] = module  # dataclasses look up here what their annotations name
+    sys.modules["document"] = module  # dataclasses look up the names in their annotations here
     try:
-        return [(one, _run_example(one, module, path)) for one in list_examples(path.read_text(encoding="utf-8"))]
+        examples = list_examples(path.read_text(encoding="utf-8"))
+        return [(example, _run_example(example, module, path)) for example in examples]
     finally:
         del sys.modules["document"]
 
 
 def check_page(path: Path) -> None:
-    """Run a page; raise WrongOutput for the first example that prints something else than the page shows."""
+    """Run a page; raise WrongOutput for the first example whose output differs from the output that the page shows."""
     for example, printed in run_page(path):
         if not is_expected(example, printed):
             raise WrongOutput(
@@ -102,15 +98,15 @@ def check_page(path: Path) -> None:
 
 
 def is_expected(example: Example, printed: str) -> bool:
-    """Whether an example printed the output that its page shows."""
+    """Whether the output of an example is the output that its page shows."""
     if example.expected is None:
         return True
-    want = re.sub(r"^ *\.\.\.$", "...", example.expected, flags=re.MULTILINE)
-    return _CHECKER.check_output(want, _strip_lines(printed), doctest.ELLIPSIS)
+    expected = re.sub(r"^ *\.\.\.$", "...", example.expected, flags=re.MULTILINE)
+    return _CHECKER.check_output(expected, _strip_lines(printed), doctest.ELLIPSIS)
 
 
 def _strip_lines(text: str) -> str:
-    """Return output without spaces at the ends of lines, and without empty lines at its ends."""
+    """Remove spaces at the ends of lines, and empty lines at the beginning and end."""
     lines = "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")
     return f"{lines}\n" if lines else ""
 
@@ -136,7 +132,7 @@ def _run_line(line: str) -> None:
 
 @contextlib.contextmanager
 def _as_terminal() -> Iterator[None]:
-    """Let the command print tables as on a terminal, without colors."""
+    """Make the command print tables as on a terminal, without colors."""
     console: Any = screen.out
     saved = console._force_terminal, console._color_system, console._width
     console._force_terminal, console._color_system, console._width = True, None, WIDTH
@@ -147,17 +143,16 @@ def _as_terminal() -> Iterator[None]:
 
 
 def write_outputs(path: Path, results: list[tuple[Example, str]]) -> bool:
-    """Replace the outputs of a page that differ; return whether there were any."""
-    text = before = path.read_text(encoding="utf-8")
+    """Replace the outputs of a page that differ; return whether the page has changed."""
+    text = old_text = path.read_text(encoding="utf-8")
     for example, printed in reversed(results):
         if example.span is not None and not is_expected(example, printed):
             text = text[: example.span[0]] + _strip_lines(printed) + text[example.span[1] :]
     path.write_text(text, encoding="utf-8")
-    return text != before
+    return text != old_text
 
 
 def main() -> None:
-    """Run the pages that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="+", type=Path)
     parser.add_argument("--write", action="store_true", help="replace the outputs that differ")
@@ -168,7 +163,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             os.environ["XRT_CACHE_DIR"] = f"{folder}/cache"
             results = run_page(page)
-        wrong = [one for one in results if not is_expected(*one)]
+        wrong = [(example, printed) for example, printed in results if not is_expected(example, printed)]
         print(f"{page.name}: {len(results)} examples, {len(wrong)} outputs differ")
         for example, printed in wrong:
             print(f"--- {example.source.splitlines()[-1]}\n{printed}", end="")

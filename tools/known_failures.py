@@ -1,6 +1,7 @@
-"""What the engines of this repository fail among the tests of ``onnx``, with the reason and a link.
+"""Tests of ``onnx`` that the engines of this repository fail, each with the reason and a link.
 
-What a library gets wrong by a rule that can be described, its engine declines by its table of known issues.
+If a library computes an operator wrongly under a condition that can be described, the engine declines the operator instead, by a
+row of its table of known issues.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from xrt.testing import KnownFailure
 __all__ = ["MIXTURES", "list_known_failures", "list_known_issues", "load_known_failures"]
 
 MIXTURES = "mixtures"
-"""The entry of failures that only occur when several engines run together."""
+"""Key of the failures that only occur when several engines run together."""
 
 _ENTRIES = {
     "ort on cuda": (
@@ -153,7 +154,8 @@ def load_known_failures(engine: str) -> tuple[KnownFailure, ...]:
 def list_known_failures(engines: Iterable[str]) -> tuple[KnownFailure, ...]:
     """List the known failures of a run on these engines together."""
     names = list(engines)
-    return tuple(gap for name in (*names, *[MIXTURES] * (len(names) > 1)) for gap in load_known_failures(name))
+    keys = [*names, MIXTURES] if len(names) > 1 else names
+    return tuple(failure for key in keys for failure in load_known_failures(key))
 
 
 _ISSUES = {
@@ -167,7 +169,7 @@ _ISSUES = {
 
 
 def list_known_issues() -> Mapping[str, tuple[KnownIssue, ...]]:
-    """The issues of each engine's library, in the order of its tables."""
+    """Map each engine to the issues of its library, in the order of the tables."""
     return {engine: tuple(row for name in names for row in _load(name)) for engine, names in _ISSUES.items()}
 
 

@@ -14,11 +14,12 @@ from tools.performance_sections import Figures, Section, Verdict, format_ratio, 
 # ---------------------------------------------------------------------- placement by measurement
 
 OUTCOMES = {"win": "faster", "same": "chose the best single engine", "tie": "ties", "loss": "slower", "none": "without a figure"}
-FLOOR = 0.98
-MIXTURE = "softmax_chain"
+MIN_GAIN = 0.98
+"""No model may have an interval of the gain that is wholly below this ratio."""
+MIXTURE_MODEL = "softmax_chain"
 """A graph on which a mixture is known to be faster than any engine."""
-REASON_WIDTH = 160
-"""In characters: a longer reason makes a row of the table too wide to read."""
+MAX_REASON_CHARACTERS = 160
+"""A longer reason makes a row of the table too wide to read."""
 
 
 def _list_auto_tables(figures: Figures) -> Iterator[str]:
@@ -75,14 +76,14 @@ def _make_nearest_row(row: Figures) -> tuple[str, ...]:
 
 def _shorten(text: str) -> str:
     line = " ".join(text.replace("|", "/").split())
-    return line if len(line) <= REASON_WIDTH else f"{line[: REASON_WIDTH - 1]}…"
+    return line if len(line) <= MAX_REASON_CHARACTERS else f"{line[: MAX_REASON_CHARACTERS - 1]}…"
 
 
 def _list_auto_verdicts(figures: Figures) -> Iterator[Verdict]:
     compared = [row for row in figures["models"] if row["verdict"] != "none"]
     yield _judge_slowest(figures["models"], compared)
     for row in compared:
-        if row["model"] == MIXTURE:
+        if row["model"] == MIXTURE_MODEL:
             what = "softmax, 50 elementwise operators, softmax: gain over the best single engine"
             yield Verdict(what, "interval above 1", f"{format_ratio(row['gain'])} x", row["gain"]["low"] > 1)
     searches = [row for row in figures["models"] if row["search"].get("budget")]
@@ -97,14 +98,14 @@ def _list_auto_verdicts(figures: Figures) -> Iterator[Verdict]:
 
 def _judge_slowest(models: Sequence[Figures], compared: Sequence[Figures]) -> Verdict:
     """Judge the smallest gain; a model without a figure misses the target."""
-    slower = [row["model"] for row in compared if row["gain"]["high"] < FLOOR]
+    slower = [row["model"] for row in compared if row["gain"]["high"] < MIN_GAIN]
     missing = [row["model"] for row in models if row not in compared]
     least = min(compared, key=lambda row: row["gain"]["high"], default=None)
     figure = f"the lowest: {format_ratio(least['gain'])} x ({least['model']})" if least else "no model was compared"
     figure += f"; below: {', '.join(slower)}" if slower else ""
     figure += f"; no figure: {', '.join(missing)}" if missing else ""
     what = f"gain over the best single engine, {len(models)} models"
-    return Verdict(what, f"no interval wholly under {FLOOR:g} x", figure, bool(compared) and not slower and not missing)
+    return Verdict(what, f"no interval wholly under {MIN_GAIN:g} x", figure, bool(compared) and not slower and not missing)
 
 
 AUTO = Section(
@@ -166,9 +167,10 @@ PYTORCH = Section(
 
 GAINS = {"auto 1%": (0.01, 1.6), "auto 5%": (0.05, 2.2)}
 """Error budget and target of the geometric mean, on processors with bf16 or int8 dot products."""
-QUANTIZED = 1.05
-POINTS = 0.01
-"""The budget of the trained classifiers: one point of accuracy."""
+MAX_QUANTIZED_RATIO = 1.05
+"""Maximum time of a quantized model on an engine, relative to the engine's library alone."""
+MAX_ACCURACY_LOSS = 0.01
+"""The error budget of the trained classifiers: one point of accuracy."""
 
 
 def _list_precision_tables(figures: Figures) -> Iterator[str]:
@@ -217,7 +219,7 @@ def _format_best_engine(rows: Mapping[str, Any]) -> str:
 
 
 def _format_error(row: Mapping[str, Any]) -> str:
-    return f"{row['gain']['median']:.2f} x, {row['error']:.2%}" + ", **wrong**" * ("fault" in row)
+    return f"{row['gain']['median']:.2f} x, {row['error']:.2%}{', **wrong**' if 'fault' in row else ''}"
 
 
 def _format_accuracy(row: Mapping[str, Any]) -> str:
@@ -269,11 +271,11 @@ def _list_precision_verdicts(figures: Figures) -> Iterator[Verdict]:
         if row is not None:
             figure = f"{100 * row['error']:.2f} points, {row['gain']['median']:.2f} x as fast"
             what = f"accuracy lost within a budget of one point: {model}"
-            yield Verdict(what, "at most 1 point", figure, row["error"] <= POINTS)
+            yield Verdict(what, "at most 1 point", figure, row["error"] <= MAX_ACCURACY_LOSS)
     if quantized := _get_measured(figures, "qdq"):
         for engine, (ratio, name) in find_slowest(quantized).items():
             what = f"quantized models on `{engine}` over the library alone, the slowest ({name})"
-            yield Verdict(what, f"at most {QUANTIZED:g} x", f"{ratio:.2f} x", ratio <= QUANTIZED)
+            yield Verdict(what, f"at most {MAX_QUANTIZED_RATIO:g} x", f"{ratio:.2f} x", ratio <= MAX_QUANTIZED_RATIO)
         other = find_other_answers(quantized)
         what = "quantized models whose results differ from the library's and are further from the reference"
         yield Verdict(what, "none", "; ".join(other) or "none", not other)

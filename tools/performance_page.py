@@ -26,8 +26,8 @@ SECTIONS: Mapping[str, Section] = {
 PAGE = TOP / "docs" / "performance.md"
 README = TOP / "README.md"
 BEGIN, END = "<!-- numbers: written by tools/write_performance.py -->\n", "<!-- /numbers -->\n"
-BUSY = 2.0
-"""Load average above which something else ran: a benchmark starts with at most the load of the one before it."""
+MAX_IDLE_LOAD = 2.0
+"""A higher load average at the start of a benchmark means that something other than the benchmark before it was running."""
 
 _HEAD = """\
 # Performance
@@ -43,7 +43,6 @@ _QUICK = "**A quick run on small sizes, which shows that the benchmark works. It
 
 
 def make_page(record: Record) -> str:
-    """Return the text of ``docs/performance.md``."""
     sections = (_make_section(benchmark, record) for benchmark in BENCHMARKS)
     return "\n".join([_HEAD, _describe_machine(record), _summarize(record), *sections, cuda_section(read_results())])
 
@@ -54,13 +53,13 @@ def _describe_machine(record: Record) -> str:
     commits = dict.fromkeys(entry.commit for entry in record.entries.values())
     loads = [record.entries[b.name].load for b in BENCHMARKS if b.name in record.entries and not record.is_quick(b)]
     load, minutes = max(loads, default=0.0), sum(entry.seconds for entry in record.entries.values()) / 60
-    busy = " **The machine was busy: the figures are only indications.**" * (load > BUSY)
+    busy = " **The machine was busy: the figures are only indications.**" if load > MAX_IDLE_LOAD else ""
     when = f"on {', '.join(dates) or 'no day'} at commit {', '.join(commits) or 'none'} in {minutes:.0f} minutes"
     return f"Measured {when}; the highest load average at the start of a benchmark was {load:.1f}.{busy} Machine: {facts}.\n"
 
 
 def _summarize(record: Record) -> str:
-    """Count the targets that are reached, and list the others."""
+    """Count the targets that are reached, and list the missed targets and the benchmarks that are not judged."""
     verdicts = [verdict for benchmark in BENCHMARKS for verdict in list_verdicts(benchmark, record)]
     missed = [f"- missed: {v.what}: {v.figure}, target {v.target}" for v in verdicts if not v.is_reached]
     not_judged = [f"- not judged: {b.name}" for b in BENCHMARKS if b.name not in record.entries or record.is_quick(b)]
@@ -69,7 +68,7 @@ def _summarize(record: Record) -> str:
 
 
 def list_verdicts(benchmark: Benchmark, record: Record) -> list[Verdict]:
-    """Judge a benchmark; an empty list if it did not run, or only a quick run."""
+    """Judge a benchmark; return an empty list if there was no run, or only a quick one."""
     if benchmark.name not in record.entries or record.is_quick(benchmark):
         return []
     return list(SECTIONS[benchmark.name].list_verdicts(record.entries[benchmark.name].figures))
@@ -104,12 +103,12 @@ def _format_command(benchmark: Benchmark, arguments: str) -> str:
 
 MODELS = {"bert": "BERT", "gpt2": "GPT-2", "convnext": "ConvNeXt", "resnet50": "ResNet-50", "vit": "ViT", "lstm": "LSTM"}
 PRECISION_MODELS = {"bert": "bert", "gpt2": "gpt", "convnext": "convnext"}
-"""Models that `benchmarks/precision.py` measures too, with their names there."""
+"""Models that `benchmarks/precision.py` measures too, to their names in that benchmark."""
 ENGINES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 
 
 def make_readme_table(record: Record) -> str:
-    """Return README's table of six models, with the commands that measure it."""
+    """Make README's table of six models, with the commands that measure it."""
     if not {"pytorch", "precision"} <= record.entries.keys():
         return "Not measured yet: `make bench`.\n"
     calls = record.entries["pytorch"].figures["calls"]["as installed"]

@@ -24,7 +24,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Text, tables and targets of one benchmark."""
+    """The section of the page on one benchmark. The functions make tables and verdicts from the figures of the benchmark."""
 
     title: str
     question: str
@@ -172,14 +172,14 @@ def _judge_all(what: str, limit: float, ratios: Iterable[tuple[str, Mapping[str,
     return Verdict(what, "none", f"{len(over)} of {len(measured)}" + (f": {names}" if names else ""), not over)
 
 
-BOUNDARY = 0.02
-"""Milliseconds that a boundary between two regions may cost."""
+BOUNDARY_MILLISECONDS = 0.02
+"""Allowed cost of a boundary between two regions."""
 
 
 def _judge_regions(what: str, row: Figures) -> Verdict:
-    """Judge the ratio of a model in regions to the regions alone, less the time that its boundaries may cost."""
-    rest = 1 - BOUNDARY * (row["regions"] - 1) / row["cut_ms"]
-    ratio = {name: rest * value for name, value in row["to_regions_alone"].items()}
+    """Judge the time of a model in regions, minus the allowed cost of its boundaries, relative to the regions alone."""
+    share = 1 - BOUNDARY_MILLISECONDS * (row["regions"] - 1) / row["cut_ms"]
+    ratio = {name: share * value for name, value in row["to_regions_alone"].items()}
     return judge_at_most(f"{what}, to the regions alone + 20 us per boundary", 1.05, ratio)
 
 
@@ -354,8 +354,8 @@ IMPORTS = Section(
 # ---------------------------------------------------------------------- first results
 
 STARTS = {"cache": "from the cache", "bundle": "from a bundle"}
-LIMIT, CONSTANT = 1.25, 0.05
-"""Allowed time of a new process: 1.25 times that of the engine alone, plus 50 ms."""
+MAX_START_RATIO, MAX_START_SECONDS = 1.25, 0.05
+"""Allowed time of a new process: 1.25 times the time of the engine alone, plus 50 ms."""
 
 
 def _list_first_result_tables(figures: Figures) -> Iterator[str]:
@@ -381,9 +381,13 @@ def _list_first_result_verdicts(figures: Figures) -> Iterator[Verdict]:
             seconds = [
                 (row["model"], row["wall"][start], row["wall"]["engine"]) for row in figures["rows"] if row["engine"] == engine
             ]
-            over = [f"{model} {xrt:.3f} s for {own:.3f} s" for model, xrt, own in seconds if xrt > LIMIT * own + CONSTANT]
+            over = []
+            for model, xrt, own in seconds:
+                if xrt > MAX_START_RATIO * own + MAX_START_SECONDS:
+                    over.append(f"{model} {xrt:.3f} s for {own:.3f} s")
             what = f"first result of a new process {words}, `{engine}`, {len(seconds)} models"
-            yield Verdict(what, f"at most {LIMIT:g} x the engine's own + 50 ms", "; ".join(over) or "all within", not over)
+            target = f"at most {MAX_START_RATIO:g} x the engine's own + 50 ms"
+            yield Verdict(what, target, "; ".join(over) or "all within", not over)
 
 
 FIRST_RESULT = Section(
@@ -425,7 +429,7 @@ def _list_size_verdicts(figures: Figures) -> Iterator[Verdict]:
 
 
 def _find_call_time(row: Figures) -> float:
-    """Milliseconds of a later call of the program for all sizes, at the largest size: new sizes are a little larger."""
+    """Find the milliseconds of a later call of the program for all sizes, at the largest size: new sizes are a little larger."""
     *_, largest = row["sizes"]
     return float(largest["ms"] * largest["ratio"])
 

@@ -1,10 +1,10 @@
-"""Plant twenty wrong results, one at a time, and report how many of them `make test` finds.
+"""Plant twenty faults, one at a time, and report how many of them `make test` finds.
 
     python -m tools.plant_faults [--only ort]
 
-A fault is in one operator of one engine: its results are 1 % off, transposed, or one element late. It is planted in the graph
-that the engine compiles, behind each node of that operator, where a wrong kernel or a wrong export would be. The
-tests that run are those of `make test` that have the engine in their name, until one fails.
+A fault makes the results of one operator of one engine wrong: 1 % too large, transposed, or shifted by one element. It is planted
+in the Function that the engine compiles, after each node of the operator, and so acts like a wrong kernel or export. Of the tests
+of `make test`, those of the engine are run until one fails.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ TESTS = ("tests/conformance", "tests/engines/test_{engine}.py")
 
 @dataclass(frozen=True)
 class Fault:
-    """A wrong result of one operator on one engine."""
+    """A fault of one operator on one engine."""
 
     engine: str
     operator: str
     kind: str
-    """``off`` (by 1 %), ``transposed`` or ``late`` (by one element)."""
+    """How the results are wrong: ``off`` (1 % too large), ``transposed``, or ``late`` (shifted by one element)."""
 
     def __str__(self) -> str:
         return f"{self.engine} {self.operator} {self.kind}"
@@ -56,24 +56,28 @@ FAULTS = tuple(
 
 
 def plant(function: Function, fault: Fault) -> Function:
-    """Return the function with the fault behind each node of its operator whose result has a fixed shape."""
+    """Plant a fault after each node of its operator whose result has a static shape."""
     nodes: list[Node] = []
     constants = dict(function.constants)
     for node in function.nodes:
         type_ = function.get_type(node.outputs[0]) if node.op == fault.operator else None
-        is_fit = isinstance(type_, TensorType) and type_.is_static
-        if not is_fit or (type_.dtype is not DType.FLOAT32 if fault.kind == "off" else type_.dtype is DType.STRING):
+        if not isinstance(type_, TensorType) or not type_.is_static:
+            nodes.append(node)
+            continue
+        is_supported = type_.dtype is DType.FLOAT32 if fault.kind == "off" else type_.dtype is not DType.STRING
+        if not is_supported:
             nodes.append(node)
             continue
         name = node.outputs[0]
         nodes.append(replace(node, outputs=(f"{name} right", *node.outputs[1:])))
-        for part, values in _list_faulty_nodes(name, type_.shape or (), fault.kind):
-            nodes.append(part)
-            constants.update({key: Constant(value) for key, value in values.items()})
+        for faulty_node, arrays in _list_faulty_nodes(name, type_.shape or (), fault.kind):
+            nodes.append(faulty_node)
+            constants.update({key: Constant(array) for key, array in arrays.items()})
     return function.replace(nodes=tuple(nodes), constants=constants)
 
 
 def _list_faulty_nodes(name: str, shape: Sequence[Any], kind: str) -> Iterator[tuple[Node, dict[str, np.ndarray[Any, Any]]]]:
+    """Yield the nodes that compute the wrong value ``name`` from the right value, with the constants that each node reads."""
     if kind == "off":
         yield Node("Mul", (f"{name} right", f"{name} factor"), (name,)), {f"{name} factor": np.float32([1.01]).reshape(())}
         return
@@ -86,32 +90,32 @@ def _list_faulty_nodes(name: str, shape: Sequence[Any], kind: str) -> Iterator[t
 
 @dataclass
 class Planter:
-    """A pytest plugin that lets the engine compile faulty graphs, and keeps the first test that fails."""
+    """A pytest plugin that plants a fault in what the engine compiles, and records the first test that fails."""
 
     fault: Fault
     failed: str = ""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
-        kind = registry.create(self.fault.engine).implementation
-        compile_right = kind.compile
+        engine_class = registry.create(self.fault.engine).implementation
+        original_compile = engine_class.compile
 
-        def compile_wrong(engine: Any, function: Function, context: Any) -> Any:
-            return compile_right(engine, plant(function, self.fault), context)
+        def compile_faulty(engine: Any, function: Function, context: Any) -> Any:
+            return original_compile(engine, plant(function, self.fault), context)
 
-        kind.compile = compile_wrong  # type: ignore[method-assign]
+        engine_class.compile = compile_faulty  # type: ignore[method-assign]
         try:
             return (yield)
         finally:
-            kind.compile = compile_right  # type: ignore[method-assign]
+            engine_class.compile = original_compile  # type: ignore[method-assign]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and not self.failed:
             self.failed = report.nodeid
 
 
-def find(fault: Fault) -> str:
-    """Run the tests with the fault; return the first test that fails, or nothing."""
+def find_failing_test(fault: Fault) -> str:
+    """Run the tests with the fault; return the first test that fails, or an empty string."""
     planter = Planter(fault)
     names = [str(TOP / name.format(engine=fault.engine)) for name in TESTS]
     with contextlib.redirect_stdout(io.StringIO()) as output:
@@ -130,7 +134,7 @@ def main() -> int:
     count = 0
     for fault in faults:
         start = time.perf_counter()
-        test = find(fault)
+        test = find_failing_test(fault)
         count += bool(test)
         print(f"{fault}: {test or 'NOT FOUND'} ({time.perf_counter() - start:.0f} s)", flush=True)
     print(f"{count} of {len(faults)} found")

@@ -1,4 +1,4 @@
-"""Run tests with another build of the native library than the one in its place: ``sanitized.py LIBRARY [pytest's arguments]``."""
+"""Run tests with a given build of the native library: ``python -m tools.sanitized LIBRARY [arguments of pytest]``."""
 
 from __future__ import annotations
 

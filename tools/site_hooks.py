@@ -1,7 +1,7 @@
 """Hooks of the documentation site: pages of public names, and the list of design records.
 
-MkDocs calls the functions whose names begin with ``on_``. A page of public names is made for each package that
-has an ``__all__``; mkdocstrings fills it from the sources, which it reads without importing them.
+MkDocs calls the functions whose names begin with ``on_``. Each package in `PACKAGES` gets a page, which mkdocstrings fills from
+the source.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _NOT_DOCUMENTED = frozenset({"__version__", "errors", "ops", "training"})
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Fill the lists of the navigation that follow from the sources."""
+    """Fill in the lists of Python names and design records in the navigation."""
     names = {
         "Python names": [{package: f"reference/python/{package}.md"} for package in PACKAGES],
         "Design records": sorted(f"design/{path.name}" for path in Path(config.docs_dir, "design").glob("*.md")),
@@ -90,7 +90,7 @@ def _unescape(row: str) -> str:
 
 
 def make_page(package: str) -> str:
-    """Return the page of a package: its docstring, and each of its public names."""
+    """Make the page of a package: its docstring, and a reference to each public name for mkdocstrings."""
     module = importlib.import_module(package)
     lines = [f"# {package}", "", (module.__doc__ or "").strip(), ""]
     for name in list_names(package):
@@ -99,5 +99,5 @@ def make_page(package: str) -> str:
 
 
 def list_names(package: str) -> list[str]:
-    """Return the public names of a package that its page documents, in alphabetical order."""
+    """List the public names of a package that its page documents, in alphabetical order."""
     return sorted(set(importlib.import_module(package).__all__) - _NOT_DOCUMENTED)

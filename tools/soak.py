@@ -1,11 +1,11 @@
-"""Start many processes on one cache, kill some at random, and call modules for an hour.
+"""Soak test: many processes on one cache, processes that are killed while they write, and an hour of calls.
 
-    python tools/soak.py [--processes 32] [--rounds 100] [--minutes 60] [--seed 0]
+    python -m tools.soak [--processes 32] [--rounds 100] [--minutes 60] [--seed 0]
 
-(1) The processes start at once on a cold cache: one compile per signature, correct results, an undamaged cache. (2) In each
-round processes that write are killed with SIGKILL at a random time; afterwards the cache is undamaged and usable. (3) Calls
-with varying threads, shapes, modules and evictions: resident memory stays constant, and no file descriptor or thread leaks.
-Exit code 1, with one line, for the first violation.
+(1) All processes start at the same time with an empty cache: there must be one compile per cache signature, correct results, and
+an undamaged cache. (2) In each round, processes that write are killed with SIGKILL at a random time: the cache must be undamaged
+and usable afterwards. (3) Modules are called with varying threads, shapes and evictions: resident memory must not grow, and no
+file descriptor or thread may leak. The first violation ends the test with exit code 1.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.cache.saving import Saving
+from xrt import XRTModule
+from xrt.cache import CompileCache, DiskTier, Store
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from tests.cache.saving import Saving  # noqa: E402  # of this checkout
-from xrt import XRTModule  # noqa: E402
-from xrt.cache import CompileCache, DiskTier, Store  # noqa: E402
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value  # noqa: E402
-
+WIDTH = 64
+"""Number of features of the model's input and layers."""
 REGIONS = 6
-"""Regions, hence signatures, of the model that the processes compile."""
-WARM_TURNS = 16
-"""Turns after which all modules are imported: they load on first use."""
-ALLOWED_GROWTH = 24e6
-"""In bytes: free memory that allocators keep."""
+"""Number of regions, and so of cache signatures, of the model that the processes compile."""
+MIN_WARM_UP_TURNS = 16
+"""Number of turns after which all Python modules that are imported on first use are loaded."""
+MAX_GROWTH_BYTES = 24e6
+"""Allocators keep some free memory."""
 
 
 class Violation(Exception):
     """A check of the soak test failed."""
 
 
-def check(holds: bool, what: str) -> None:
-    if not holds:
-        raise Violation(what)
+def check(condition: bool, violation: str) -> None:
+    if not condition:
+        raise Violation(violation)
 
 
 # ---------------------------------------------------------------------- processes
@@ -65,7 +65,7 @@ def wait_for(children: list[subprocess.Popen[str]]) -> None:
 
 
 def start_together(folder: Path, count: int) -> None:
-    """Start the processes at once on a cold cache."""
+    """Start all processes at the same time with an empty cache."""
     cache, journal = folder / "together", folder / "journal"
     wait_for([start_process(cache, journal) for _ in range(count)])
     compiles = Saving(journal=str(journal)).count("compile")
@@ -75,7 +75,7 @@ def start_together(folder: Path, count: int) -> None:
 
 
 def kill_writers(folder: Path, rounds: int, rng: random.Random) -> None:
-    """Kill writers at random moments, round after round."""
+    """In each round, kill processes that write to the cache at a random time, and check the cache."""
     cache, journal = folder / "killed", folder / "killed-journal"
     for number in range(rounds):
         children = [start_process(cache, journal, "forever") for _ in range(2)]
@@ -107,31 +107,32 @@ def count_handles() -> int:
 
 
 def repeat_calls(folder: Path, minutes: float, rng: random.Random) -> None:
-    """Call for some minutes; compare memory, file descriptors and threads with those after the first tenth of the time."""
-    model, expected = perceptron(), {}
-    threads, settled = threading.active_count(), None
-    began, turns = time.monotonic(), 0
-    while (spent := time.monotonic() - began) < 60 * minutes or settled is None:
-        turn(folder / "calls", model, expected, rng)
+    """Call modules for some minutes; compare memory and file descriptors with those after a tenth of the time, the warm-up."""
+    model, expected = make_perceptron(), {}
+    thread_count = threading.active_count()
+    warm: tuple[int, int] | None = None  # resident bytes and file descriptors after the warm-up
+    start, turns = time.monotonic(), 0
+    while (seconds := time.monotonic() - start) < 60 * minutes or warm is None:
+        call_module(folder / "calls", model, expected, rng)
         turns += 1
         gc.collect()
-        if settled is None and spent > 6 * minutes and turns >= WARM_TURNS:
-            settled = get_resident_bytes(), count_handles()
-    grown = get_resident_bytes() - settled[0]
-    check(grown < ALLOWED_GROWTH, f"resident memory grew by {grown / 1e6:.1f} MB in {turns} turns")
-    check(count_handles() <= settled[1], f"{count_handles() - settled[1]} handles are left over")
-    check(threading.active_count() == threads, f"{threading.active_count() - threads} threads are left over")
-    print(f"{turns} turns of calls in {minutes:g} minutes: resident memory {grown / 1e6:+.1f} MB, no handle or thread left over")
+        if warm is None and seconds > 6 * minutes and turns >= MIN_WARM_UP_TURNS:
+            warm = get_resident_bytes(), count_handles()
+    growth = get_resident_bytes() - warm[0]
+    check(growth < MAX_GROWTH_BYTES, f"resident memory grew by {growth / 1e6:.1f} MB in {turns} turns")
+    check(count_handles() <= warm[1], f"{count_handles() - warm[1]} file descriptors leaked")
+    check(threading.active_count() == thread_count, f"{threading.active_count() - thread_count} threads leaked")
+    print(f"{turns} turns of calls in {minutes:g} minutes: resident memory {growth / 1e6:+.1f} MB, no leaks")
 
 
-def turn(directory: Path, model: Function, expected: dict[int, np.ndarray], rng: random.Random) -> None:
-    """Make a module with a small cache, call it from several threads with several shapes, and release it."""
+def call_module(directory: Path, model: Function, expected: dict[int, np.ndarray], rng: random.Random) -> None:
+    """Make a module with a small cache, call it from several threads with several shapes, and close it."""
     cache = CompileCache(rng.choice((1, 2, 8)), DiskTier(directory, limit=rng.choice((50_000, 500_000, 10**9))))
     engine = rng.choice(("ort", "toy", "ort{memory_arena=false}"))
     options = {"maximum_nodes": rng.choice((None, 1, 3)), "threads": rng.choice((1, 2))}
     with XRTModule(model, engine=engine, cache=cache, strict=True, **options) as module, ThreadPoolExecutor(4) as pool:
         sizes = [rng.randint(1, 5) for _ in range(16)]
-        for size, result in zip(sizes, pool.map(lambda size: module(example(size)), sizes), strict=True):
+        for size, result in zip(sizes, pool.map(lambda size: module(make_example(size)), sizes), strict=True):
             np.testing.assert_allclose(result, expected.setdefault(size, result), rtol=1e-4, atol=1e-5)
         if rng.random() < 0.3:
             cache.clear()
@@ -140,20 +141,18 @@ def turn(directory: Path, model: Function, expected: dict[int, np.ndarray], rng:
         Store(directory).clear()
 
 
-def perceptron(layers: int = 4, width: int = 64) -> Function:
-    """Matrix products with Relu, for any batch size."""
-    rng, type_ = np.random.default_rng(0), TensorType(DType.FLOAT32, ("N", width))
-    weights = {f"w{i}": Constant((rng.standard_normal((width, width)) / 8).astype(np.float32)) for i in range(layers)}
-    nodes = [
-        n
-        for i in range(layers)
-        for n in (Node("MatMul", (f"x{i}", f"w{i}"), (f"h{i}",)), Node("Relu", (f"h{i}",), (f"x{i + 1}",)))
-    ]
+def make_perceptron(layers: int = 4) -> Function:
+    """Make a chain of matrix products with Relu, for any batch size."""
+    rng, type_ = np.random.default_rng(0), TensorType(DType.FLOAT32, ("N", WIDTH))
+    weights = {f"w{i}": Constant((rng.standard_normal((WIDTH, WIDTH)) / 8).astype(np.float32)) for i in range(layers)}
+    nodes: list[Node] = []
+    for i in range(layers):
+        nodes += (Node("MatMul", (f"x{i}", f"w{i}"), (f"h{i}",)), Node("Relu", (f"h{i}",), (f"x{i + 1}",)))
     return Function((Value("x0", type_),), (Value(f"x{layers}", type_),), tuple(nodes), weights, {"": 18})
 
 
-def example(size: int) -> np.ndarray:
-    return np.random.default_rng(size).standard_normal((size, 64)).astype(np.float32)
+def make_example(batch: int) -> np.ndarray:
+    return np.random.default_rng(batch).standard_normal((batch, WIDTH)).astype(np.float32)
 
 
 def main() -> int:

@@ -1,9 +1,9 @@
-"""Run PyTorch's own samples of its operators through `xrt.from_torch`, and write what came out.
+"""Run PyTorch's samples of its operators through `xrt.from_torch`, and write the outcomes.
 
-The samples are those of `torch.testing._internal` (``op_db``, with which PyTorch tests its operators); each becomes a module that
-calls the operator. ``python tools/torch_operators.py`` writes docs/pytorch-operators.json and docs/reference/pytorch-operators.md
-in about 20 minutes of two processors; with names it runs these operators again, and ``--page`` writes the page alone. It needs
-``expecttest``, as PyTorch's own tests do.
+The samples are those of ``op_db``, with which PyTorch tests its operators; they need ``expecttest``. Each sample becomes a module
+that calls the operator. ``python -m tools.torch_operators`` writes docs/pytorch-operators.json and
+docs/reference/pytorch-operators.md, in about 20 minutes on two processors. With names, only these operators are run again; with
+``--page``, only the page is written.
 """
 
 from __future__ import annotations
@@ -22,79 +22,78 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.utils import _pytree as pytree
+
+import xrt
+from xrt.cache import CompileCache
+from xrt.errors import ModelError, PlanError
+from xrt.frontends.torch.capture import Capture, capture
+from xrt.frontends.torch.dtypes import share_tensor
+from xrt.frontends.torch.module import collect_arrays
+
 TOP = Path(__file__).parents[1]
-sys.path.insert(0, str(TOP))  # a script has only its own folder in sys.path
-
-import torch  # noqa: E402
-from torch.utils import _pytree as pytree  # noqa: E402
-
-import xrt  # noqa: E402
-from xrt.cache import CompileCache  # noqa: E402
-from xrt.errors import ModelError, PlanError  # noqa: E402
-from xrt.frontends.torch.capture import Capture, capture  # noqa: E402
-from xrt.frontends.torch.dtypes import share_tensor  # noqa: E402
-from xrt.frontends.torch.module import collect_arrays  # noqa: E402
-
 RECORD = TOP / "docs" / "pytorch-operators.json"
 PAGE = TOP / "docs" / "reference" / "pytorch-operators.md"
 ENGINES = ("toy", "ort", "torch")
+MAX_SAMPLES = 40
 SAMPLES = {torch.float32: 2, torch.int64: 1, torch.bool: 1}
-"""How many samples of each element type, spread over the first 40."""
+"""Element type to the number of samples, which are spread over the first `MAX_SAMPLES`."""
 TIES = frozenset(
     {"sort", "msort", "argsort", "topk", "kthvalue", "mode", "median", "nanmedian", "max", "min", "cummax", "cummin"}
 )
-"""Operators with indices that PyTorch leaves open where elements are equal; their values are compared."""
+"""Operators that return indices, which PyTorch does not define for equal elements. Only their values are compared."""
 PASSED, FAILED, DECLINED = "passed", "failed", "declined"
 
 Outcome = tuple[str, str]
-"""The word, and why it is not ``passed``."""
+"""``passed``, ``failed`` or ``declined``, with the reason unless it is ``passed``."""
 
 
 class Sample(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not seen by the type checker
-    """A call of an operator on tensors; its other arguments are fixed."""
+    """A module that calls an operator on tensors, with the other arguments of a sample."""
 
     def __init__(self, operator: Any, sample: Any) -> None:
         super().__init__()
         self.operator = operator
         self.leaves, self.spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
-        self.places = [index for index, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
+        self.tensor_indices = [index for index, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
 
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Copies of the tensors."""
-        return tuple(self.leaves[index].clone() for index in self.places)
+    def copy_tensors(self) -> tuple[torch.Tensor, ...]:
+        return tuple(self.leaves[index].clone() for index in self.tensor_indices)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         leaves = list(self.leaves)
-        for index, tensor in zip(self.places, tensors, strict=True):
+        for index, tensor in zip(self.tensor_indices, tensors, strict=True):
             leaves[index] = tensor
         first, args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         return self.operator(first, *args, **kwargs)
 
 
 def list_samples(operator: Any) -> Iterator[Sample]:
-    """Yield a bounded number of samples that PyTorch itself computes."""
+    """Yield samples of an operator, as many per element type as `SAMPLES` says."""
     for dtype, count in SAMPLES.items():
         if dtype in operator.dtypes:
-            samples = list(itertools.islice(operator.sample_inputs("cpu", dtype, requires_grad=False), 40))
-            yield from (Sample(operator, one) for one in samples[:: max(1, len(samples) // count)][:count])
+            samples = list(itertools.islice(operator.sample_inputs("cpu", dtype, requires_grad=False), MAX_SAMPLES))
+            step = max(1, len(samples) // count)
+            yield from (Sample(operator, sample) for sample in samples[::step][:count])
 
 
 def run_sample(sample: Sample, name: str) -> tuple[dict[str, Outcome], Mapping[str, str]] | None:
     """Run a sample; return the outcome by engine and the opaque operators with their reasons; None if PyTorch cannot run it."""
     try:
         expected = _run_eager(sample, 0)
-        is_open = "empty" in name or not _agree(_run_eager(sample, 1), expected, name)
-    except Exception:  # noqa: BLE001  # whatever it is, it is PyTorch's
+        # Results of `empty` are undefined. A random operator computes something else with another seed.
+        is_undefined = "empty" in name or not _are_close(_run_eager(sample, 1), expected, name)
+    except Exception:  # noqa: BLE001  # any error of PyTorch
         return None
     try:
-        captured = capture(sample, sample.tensors)
+        captured = capture(sample, sample.copy_tensors())
     except ModelError as error:
         return dict.fromkeys(ENGINES, (DECLINED, str(error))), {}
     except Exception as error:  # noqa: BLE001  # counted as a failure
         return dict.fromkeys(ENGINES, (FAILED, repr(error))), {}
-    is_open = is_open or any(map(_is_random, captured.opaque))
-    return {engine: _run_engine(engine, sample, captured, expected, name, is_open) for engine in ENGINES}, captured.opaque
+    is_undefined = is_undefined or any(map(_is_random, captured.opaque))
+    return {engine: _run_engine(engine, sample, captured, expected, name, is_undefined) for engine in ENGINES}, captured.opaque
 
 
 def _is_random(operator: str) -> bool:
@@ -107,45 +106,47 @@ def _is_random(operator: str) -> bool:
 
 def _run_eager(sample: Sample, seed: int) -> list[Any]:
     torch.manual_seed(seed)
-    return [leaf for leaf in pytree.tree_leaves(sample(*sample.tensors)) if leaf is not None]
+    return [leaf for leaf in pytree.tree_leaves(sample(*sample.copy_tensors())) if leaf is not None]
 
 
-def _run_engine(engine: str, sample: Sample, captured: Capture, expected: list[Any], name: str, is_open: bool) -> Outcome:
+def _run_engine(engine: str, sample: Sample, captured: Capture, expected: list[Any], name: str, is_undefined: bool) -> Outcome:
+    # Only the engine "torch" runs opaque operators.
     engines = list(dict.fromkeys([engine, *(["torch"] if captured.opaque else []), "toy"]))
-    leaves = list(sample.tensors)
+    leaves = list(sample.copy_tensors())
     try:
         module = xrt.XRTModule(captured.function, engine=engines, strict=True, cache=CompileCache())
         results = module(*collect_arrays(captured, leaves, []))
         tensors = [share_tensor(result) for result in (results if isinstance(results, tuple) else (results,))]
-        outputs = [made for leaf in captured.leaves if (made := leaf.pick(tensors, leaves)) is not None]
+        picked = (leaf.pick(tensors, leaves) for leaf in captured.leaves)
+        outputs = [output for output in picked if output is not None]
     except PlanError as error:
         return DECLINED, str(error)
     except Exception as error:  # noqa: BLE001  # counted as a failure
         return FAILED, repr(error)
-    if _agree(outputs, expected, name, is_open=is_open):
+    if _are_close(outputs, expected, name, is_undefined=is_undefined):
         return PASSED, ""
     return FAILED, "other numbers than PyTorch's"
 
 
-def _agree(outputs: list[Any], expected: list[Any], name: str, *, is_open: bool = False) -> bool:
-    """Whether results are equal within float32's tolerance; of open ones only types and shapes count."""
+def _are_close(outputs: list[Any], expected: list[Any], name: str, *, is_undefined: bool = False) -> bool:
+    """Whether results are equal within the tolerance of float32; of undefined results, only types and shapes are compared."""
     if len(outputs) != len(expected):
         return False
-    for output, wanted in zip(outputs, expected, strict=True):
-        if not isinstance(wanted, torch.Tensor):
-            if not is_open and output != wanted:
+    for output, expected_output in zip(outputs, expected, strict=True):
+        if not isinstance(expected_output, torch.Tensor):
+            if not is_undefined and output != expected_output:
                 return False
             continue
-        if output.dtype != wanted.dtype or output.shape != wanted.shape:
+        if output.dtype != expected_output.dtype or output.shape != expected_output.shape:
             return False
-        index = name.partition(".")[0] in TIES and wanted.dtype is torch.int64
-        if not (is_open or index or torch.allclose(output, wanted, rtol=2e-4, atol=2e-5, equal_nan=True)):
+        is_index = name.partition(".")[0] in TIES and expected_output.dtype is torch.int64
+        if not (is_undefined or is_index or torch.allclose(output, expected_output, rtol=2e-4, atol=2e-5, equal_nan=True)):
             return False
     return True
 
 
 def run_operator(index: int) -> tuple[str, dict[str, Any]]:
-    """Return the name and the entry of an operator by its place in ``op_db``; runs in a process of a pool."""
+    """Run the samples of the operator with this index in ``op_db``; return its name and its entry in the record."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     warnings.simplefilter("ignore")
@@ -171,7 +172,7 @@ def run_operator(index: int) -> tuple[str, dict[str, Any]]:
 _TOP = """\
 # Operators of PyTorch
 
-Generated by `python tools/torch_operators.py`; a test compares the page with its record.
+Generated by `python -m tools.torch_operators`; a test compares the page with its record.
 
 PyTorch tests its operators with samples of its own (`op_db`). Of each operator, up to two samples
 of float32, one of int64 and one of bool are captured by `xrt.from_torch` and run on an engine list
@@ -201,7 +202,6 @@ capture, types without an ONNX form (sparse tensors) and what the engine `torch`
 
 
 def make_page(record: Mapping[str, Any]) -> str:
-    """Return the text of the page."""
     operators = record["operators"]
     counts = []
     for engine in ENGINES:
@@ -213,7 +213,7 @@ def make_page(record: Mapping[str, Any]) -> str:
     for name, entry in sorted(operators.items()):
         for case, text in entry["why"].items():
             engine, _, word = case.partition(" ")
-            cases.setdefault((name, word, _list_engines(text)), []).append(engine)
+            cases.setdefault((name, word, _remove_engines(text)), []).append(engine)
     why = [f"| `{name}` | {word} on {', '.join(engines)} | {_escape(text)} |" for (name, word, text), engines in cases.items()]
     reasons: dict[str, str] = {}
     for entry in operators.values():
@@ -230,8 +230,8 @@ def make_page(record: Mapping[str, Any]) -> str:
     )
 
 
-def _list_engines(reason: str) -> str:
-    """Return a reason without the list of engines, which differs."""
+def _remove_engines(reason: str) -> str:
+    """Remove the list of engines from a reason, so that equal reasons of several engines share a row."""
     return re.sub(r"no engine of the list \(.*", "no engine supports a node of it", reason)
 
 
@@ -240,18 +240,18 @@ def _escape(text: str) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the operators, or write the page alone."""
+    """Run the operators, unless only the page is to be written."""
     if arguments != ["--page"]:
         from torch.testing._internal.common_methods_invocations import op_db
 
         with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-            found = json.loads(RECORD.read_text(encoding="utf-8"))["operators"] if arguments else {}
+            entries = json.loads(RECORD.read_text(encoding="utf-8"))["operators"] if arguments else {}
             indices = [index for index, operator in enumerate(op_db) if not arguments or operator.name in arguments]
             for name, entry in pool.map(run_operator, indices, chunksize=4):
                 print(name, {engine: dict(entry[engine]) for engine in ENGINES}, flush=True)
-                found[name] = entry
+                entries[name] = entry
         libraries = {name: metadata.version(name) for name in ("torch", "onnxruntime")}
-        record = {"libraries": libraries, "operators": dict(sorted(found.items()))}
+        record = {"libraries": libraries, "operators": dict(sorted(entries.items()))}
         RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(make_page(json.loads(RECORD.read_text(encoding="utf-8"))), encoding="utf-8")
 

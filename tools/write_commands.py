@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # a script has only its own folder in sys.path
 
 from tools.conformance_page import table
 from xrt.cli.app import cli
@@ -19,7 +16,7 @@ from xrt.cli.app import cli
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "commands.md"
 
 _DEFAULT = re.compile(r" *\[(?:default: ([^;\]]*)(?:; )?)?[^\]]*\]$")
-"""How click shows a default, and the range of a number after it."""
+"""The end of click's help text of an option: its default, and the range of a number."""
 
 _TOP = """\
 # Commands
@@ -46,7 +43,6 @@ are tab-separated lines when the output is not a terminal. Shell completion is t
 
 
 def make_page() -> str:
-    """Return the text of the page."""
     return _TOP + "".join(_section(name, command, 2) for name, command in _commands(cli))
 
 
@@ -66,14 +62,14 @@ def _section(name: str, command: click.Command, level: int) -> str:
     if rows:
         parts.append(f"\n{table(('option', 'default', 'meaning'), rows)}")
     if isinstance(command, click.Group):
-        parts += [_section(f"{name} {child}", found, level + 1) for child, found in _commands(command)]
+        parts += [_section(f"{name} {child}", subcommand, level + 1) for child, subcommand in _commands(command)]
     return "".join(parts)
 
 
 def _prose(text: str) -> str:
-    """Return a docstring as Markdown, in lines of at most 99 characters."""
+    """Convert a docstring to Markdown, in lines of at most 99 characters."""
     paragraphs = re.sub(r"``(.+?)``", r"`\1`", inspect.cleandoc(text)).split("\n\n")
-    return "\n\n".join(textwrap.fill(one, 99, break_long_words=False, break_on_hyphens=False) for one in paragraphs)
+    return "\n\n".join(textwrap.fill(paragraph, 99, break_long_words=False, break_on_hyphens=False) for paragraph in paragraphs)
 
 
 def _row(option: click.Option, context: click.Context) -> tuple[str, ...] | None:
@@ -86,10 +82,5 @@ def _row(option: click.Option, context: click.Context) -> tuple[str, ...] | None
     return f"`{names}`", default_text, _DEFAULT.sub("", meaning)
 
 
-def write_page() -> None:
-    """Write the page."""
-    PAGE.write_text(make_page(), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    write_page()
+    PAGE.write_text(make_page(), encoding="utf-8")

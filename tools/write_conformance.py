@@ -14,8 +14,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # a script has only its own folder in sys.path
-
 from tools.conformance_page import PAGE, make_page
 from tools.conformance_record import CONFIGURATIONS, RECORD, TOP, Configuration, Record
 from tools.known_failures import list_known_failures

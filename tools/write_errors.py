@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # a script has only its own folder in sys.path
 
 from xrt import errors
 from xrt.errors import XRTError, XRTWarning
@@ -47,13 +44,12 @@ warnings.resetwarnings()
 
 
 def list_errors() -> list[type[Exception]]:
-    """Return the classes of errors and warnings, in the order of the module."""
-    classes = (found for found in vars(errors).values() if isinstance(found, type) and issubclass(found, XRTError | XRTWarning))
+    """List the classes of errors and warnings, in the order of the module."""
+    classes = (value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, XRTError | XRTWarning))
     return list(dict.fromkeys(classes))
 
 
 def make_page() -> str:
-    """Return the text of the page."""
     tree = "\n\n".join("\n".join([_title(root), *_branches(root)]) for root in (XRTError, XRTWarning))
     return _TOP.format(tree=tree) + "".join(map(_section, list_errors()))
 
@@ -64,8 +60,8 @@ def _title(error: type[Exception]) -> str:
 
 
 def _branches(error: type[Exception]) -> Iterator[str]:
-    """Yield the tree below a class."""
-    children = [one for one in list_errors() if error in one.__bases__]
+    """Yield the lines of the tree below a class."""
+    children = [child for child in list_errors() if error in child.__bases__]
     for child in children:
         is_last = child is children[-1]
         yield f"{'└── ' if is_last else '├── '}{_title(child)}"
@@ -80,7 +76,7 @@ def _section(error: type[Exception]) -> str:
 
 
 def _to_markdown(text: str) -> str:
-    """Return a paragraph of a docstring as Markdown: code, links to other errors, the remedy in bold."""
+    """Convert a paragraph of a docstring to Markdown, with links to other errors, and the remedy in bold."""
     text = re.sub(r"``(.+?)``", r"`\1`", text)
     for name in errors.__all__:
         if name[0].isupper():
@@ -89,11 +85,6 @@ def _to_markdown(text: str) -> str:
     return textwrap.fill(" ".join(text.split()), 99, break_long_words=False, break_on_hyphens=False)
 
 
-def write_page() -> None:
-    """Write the page."""
+if __name__ == "__main__":
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text(make_page(), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write_page()

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # a script has only its own folder in sys.path
 
 from onnx import defs
 
 from xrt.operators.decompositions import DECOMPOSITIONS
-from xrt.passes.gradient import rules  # noqa: F401  # they register themselves
+from xrt.passes.gradient import rules  # noqa: F401  # importing the modules registers the rules
 from xrt.passes.gradient.preparation import DEFINITIONS, MISSING, WITHOUT_GRADIENT
 from xrt.passes.gradient.table import RULES
 
@@ -32,14 +30,14 @@ gradient passes through values of integers, booleans or strings.
 
 
 def list_differentiable() -> list[str]:
-    """Return the operators that ONNX's schemas call differentiable in an input, sorted."""
-    wanted = defs.OpSchema.DifferentiationCategory.Differentiable
+    """List the operators that ONNX's schemas call differentiable in an input, sorted."""
+    category = defs.OpSchema.DifferentiationCategory.Differentiable
     schemas = [schema for schema in defs.get_all_schemas() if not schema.domain and not schema.deprecated]
-    return sorted(s.name for s in schemas if any(one.differentiation_category == wanted for one in s.inputs))
+    return sorted(s.name for s in schemas if any(formal.differentiation_category == category for formal in s.inputs))
 
 
-def find_way(operator: str) -> str:
-    """Return how an operator is differentiated: ``rule``, ``definition``, ``onnx``, ``zero``; or ``missing``."""
+def find_method(operator: str) -> str:
+    """Find how an operator is differentiated: ``rule``, ``definition``, ``onnx`` (ONNX's definition), ``zero`` or ``missing``."""
     if operator in RULES:
         return "rule"
     if operator in WITHOUT_GRADIENT:
@@ -53,10 +51,9 @@ def find_way(operator: str) -> str:
 
 
 def make_page() -> str:
-    """Return the text of the page."""
     operators = list_differentiable()
-    ways = {operator: find_way(operator) for operator in operators}
-    counts = {way: sum(found == way for found in ways.values()) for way in ("rule", "definition", "onnx", "zero", "missing")}
+    methods = {operator: find_method(operator) for operator in operators}
+    counts = Counter(methods.values())
     top = _TOP.format(
         count=len(operators),
         done=len(operators) - counts["missing"],
@@ -66,14 +63,15 @@ def make_page() -> str:
         by_onnx=counts["onnx"],
         missing=counts["missing"],
     )
-    written = {name: DECOMPOSITIONS[name][1] for name in operators if ways[name] == "definition" and name in DECOMPOSITIONS}
-    definitions = {**DEFINITIONS, **written}
-    missing = {name: MISSING.get(name, "it has neither a rule nor a definition") for name in ways if ways[name] == "missing"}
+    decomposed = [name for name in operators if methods[name] == "definition" and name in DECOMPOSITIONS]
+    definitions = {**DEFINITIONS, **{name: DECOMPOSITIONS[name][1] for name in decomposed}}
+    without_method = [name for name in operators if methods[name] == "missing"]
+    missing = {name: MISSING.get(name, "it has neither a rule nor a definition") for name in without_method}
     return top + "".join(
         [
             _table("By a rule", "rule", ((name, _describe(RULES[name])) for name in sorted(RULES))),
             _table("By XRT's definition", "definition", ((name, _describe(definitions[name])) for name in sorted(definitions))),
-            "\n## By ONNX's definition\n\n" + ", ".join(f"`{name}`" for name in operators if ways[name] == "onnx") + ".\n",
+            "\n## By ONNX's definition\n\n" + ", ".join(f"`{name}`" for name in operators if methods[name] == "onnx") + ".\n",
             _table("Without a gradient", "reason", sorted(WITHOUT_GRADIENT.items())),
             _table("Missing", "reason", sorted({**MISSING, **missing}.items())),
         ]
@@ -89,10 +87,5 @@ def _table(title: str, head: str, rows: Iterable[tuple[str, str]]) -> str:
     return "\n".join([f"\n## {title}\n", f"| operator | {head} |", "|---|---|", *lines]) + "\n"
 
 
-def write_page() -> None:
-    """Write the page."""
-    PAGE.write_text(make_page(), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    write_page()
+    PAGE.write_text(make_page(), encoding="utf-8")

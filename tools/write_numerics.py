@@ -12,18 +12,19 @@ BEGIN, END = "<!-- deviations: generated -->", "<!-- end of deviations -->"
 
 
 def make_table() -> str:
-    """Make the table: one section for each kind of special value, one row for each engine that deviates."""
+    """Make a section for each kind of special value, with a row for each engine that deviates from the reference."""
     rows = []
     for kind, effect in DEVIATIONS.items():
         rows += ["", f"**{kind}**: {effect}.", "", "| engine | operators |", "|---|---|"]
         for name in sorted(registry.names()):
-            concerned = [one.operators for one in registry.engine_class(name).deviations if one.kind == kind]
-            rows += [f"| `{name}` | {', '.join(operators) or 'all'} |" for operators in concerned]
+            for deviation in registry.engine_class(name).deviations:
+                if deviation.kind == kind:
+                    rows.append(f"| `{name}` | {', '.join(deviation.operators) or 'all'} |")
     return "\n".join([BEGIN, *rows, "", END])
 
 
 def rewrite(page: str) -> str:
-    """Replace the table between the two marks of a page."""
+    """Replace the text between the two markers of the page."""
     before, rest = page.split(BEGIN)
     return before + make_table() + rest.split(END)[1]
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # a script has only its own folder in sys.path
 
 from tools.conformance_page import table
 from xrt.engines import RunOptions
@@ -87,7 +84,6 @@ class ModuleKeywords(TypedDict, total=False):
 
 
 def make_page() -> str:
-    """Return the text of the page."""
     owners = {owner: {entry.name: entry for entry in list_options(owner)} for _, owner in KEYWORDS.values()}
     keywords = [
         _option_row(replace(owners[owner][name], type=get_accepted_type(field))) for name, (field, owner) in KEYWORDS.items()
@@ -102,7 +98,6 @@ def make_page() -> str:
 
 
 def make_keywords() -> str:
-    """Return the text of the module with the keywords."""
     return _STUB + "".join(f"    {name}: {get_accepted_type(field)}\n" for name, (field, _) in KEYWORDS.items())
 
 
@@ -111,15 +106,10 @@ def _option_row(entry: OptionEntry) -> tuple[str, ...]:
 
 
 def _markdown(text: str) -> str:
-    """Return a docstring's text with its double back quotes as Markdown has them."""
+    """Convert the double back quotes of a docstring to Markdown's single ones."""
     return re.sub(r"``(.+?)``", r"`\1`", text)
 
 
-def write_page() -> None:
-    """Write the page and the keywords."""
+if __name__ == "__main__":
     PAGE.write_text(make_page(), encoding="utf-8")
     KEYWORDS_FILE.write_text(make_keywords(), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write_page()

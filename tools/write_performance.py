@@ -1,8 +1,9 @@
-"""Run the benchmarks, and write ``docs/performance.json``, ``docs/performance.md`` and README's table.
+"""Run the benchmarks, and write ``docs/performance.json``, ``docs/performance.md`` and the table in README.
 
-Benchmarks run in processes of their own, one after the other, because two at once would disturb each other. The record is written
-after each. ``--keep`` continues an interrupted run: it measures only what is missing or was measured with other arguments.
-``--only NAME ...`` repeats some benchmarks; ``--add NAME FILE`` adds what a benchmark of this checkout printed with ``--json``.
+Each benchmark runs in a new process, one after the other, because two at once would disturb each other. The record is written
+after each benchmark. ``--keep`` continues an interrupted run: it only runs benchmarks that are missing in the record or were run
+with other arguments. ``--only NAME ...`` repeats some benchmarks. ``--add NAME FILE`` adds the output of a benchmark that was run
+with ``--json``.
 """
 
 from __future__ import annotations
@@ -16,14 +17,12 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # a script has only its own folder in sys.path
-
 from tools.performance_page import PAGE, README, make_page, update_readme
 from tools.performance_record import BENCHMARKS, BY_NAME, RECORD, TOP, Benchmark, Entry, Record, describe_machine, get_commit
 
 
 def main() -> int:
-    """Return 1 if a benchmark failed; the pages are written in any case."""
+    """Run the benchmarks that are due and write the pages; return 1 if a benchmark is missing in the record."""
     arguments = _parse_arguments()
     record = Record.read()
     if arguments.add:
@@ -43,13 +42,13 @@ def main() -> int:
 
 def check_machine(record: Record, arguments: argparse.Namespace) -> Record:
     """Return the record to extend; raises SystemExit if its entries are of another machine or of other versions."""
-    here = describe_machine()
+    machine = describe_machine()
     if not (arguments.keep or arguments.only or arguments.add):
-        return Record(here, {})
-    changed = [name for name in here if record.machine.get(name) != here[name]]
+        return Record(machine, {})
+    changed = [name for name in machine if record.machine.get(name) != machine[name]]
     if changed and record.entries:
         raise SystemExit(f"the record is of another machine ({', '.join(changed)} differ); measure everything: make bench")
-    return Record(here, record.entries)
+    return Record(machine, record.entries)
 
 
 def is_due(benchmark: Benchmark, record: Record, arguments: argparse.Namespace) -> bool:
@@ -81,7 +80,7 @@ def run(benchmark: Benchmark, *, quick: bool) -> Entry:
 
 
 def add_output(record: Record, name: str, path: str) -> Record:
-    """Add the figures that a full run printed into a file; raises SystemExit for an unknown name or another kind of file."""
+    """Add the output of a full run from a file; raises SystemExit for an unknown benchmark, and for a file that is no output."""
     benchmark = BY_NAME.get(name)
     if benchmark is None:
         raise SystemExit(f"no benchmark {name!r}; there are: {', '.join(BY_NAME)}")

@@ -49,8 +49,8 @@ def custom(
 """
 
 
-def stub(domain: str) -> str:
-    """The stub text for the module of a domain's operators."""
+def make_stub(domain: str) -> str:
+    """Make the text of the stub file for the operators of a domain."""
     operators = (find_newest_operator(name, domain) for name in list_names(domain))
     lines = (line for operator in operators if operator and not operator.is_deprecated for line in _definitions(operator))
     return (
@@ -63,7 +63,7 @@ def stub(domain: str) -> str:
 
 
 def _definitions(operator: Operator) -> Iterator[str]:
-    """Yield one definition, or two overloads if ``outputs`` changes the result type."""
+    """Yield the definition of an operator, or two overloads if ``outputs`` changes the result type."""
     result = _result(operator)
     if operator.max_outputs == 1 or result == "Any":
         yield _definition(operator, "int | None = None", result)
@@ -111,7 +111,7 @@ def _attribute_text(attribute: FormalAttribute, default: object) -> str:
 
 
 def _result(operator: Operator) -> str:
-    """The result type when ``outputs`` is not passed."""
+    """Find the annotation of the result if ``outputs`` is not passed."""
     if operator.name in CONTROL_FLOW:
         return "Any"
     if operator.max_outputs is None:
@@ -122,8 +122,8 @@ def _result(operator: Operator) -> str:
 
 def main() -> None:
     """Write ``__init__.pyi`` and ``ml.pyi``."""
-    (OPS / "__init__.pyi").write_text(stub(""), encoding="utf-8")
-    (OPS / "ml.pyi").write_text(stub("ai.onnx.ml"), encoding="utf-8")
+    (OPS / "__init__.pyi").write_text(make_stub(""), encoding="utf-8")
+    (OPS / "ml.pyi").write_text(make_stub("ai.onnx.ml"), encoding="utf-8")
 
 
 if __name__ == "__main__":

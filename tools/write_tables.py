@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import re
-import sys
 import tomllib
 from collections.abc import Mapping
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # a script has only its own folder in sys.path
 
 from tools.conformance_page import count_operators, table
 from tools.conformance_record import TOP, Record
@@ -19,19 +15,21 @@ PAGE = TOP / "docs" / "reference" / "engines.md"
 BEGIN, END = "<!-- engines: written by tools/write_tables.py -->\n", "<!-- /engines -->\n"
 
 
-ON_DEVICES = frozenset({"tensorrt"})
-"""Engines without a CPU form, which only `make cuda-check` can test."""
+DEVICE_ENGINES = frozenset({"tensorrt"})
+"""Engines that do not run on the CPU, which only `make cuda-check` can test."""
 
 
 def get_engines() -> dict[str, str]:
-    """Map the engines that run on the CPU to the extra that installs each; empty for those without one."""
+    """Map the engines that run on the CPU to the extra that installs the engine, or to an empty string if none is needed."""
     project = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines: Mapping[str, str] = project["entry-points"]["xrt.engines"]
-    return {name: re.sub(r"^[^\[]*\[?|\]$", "", line) for name, line in lines.items() if name not in ON_DEVICES}
+    entry_points: Mapping[str, str] = project["entry-points"]["xrt.engines"]
+    # The extra is in brackets at the end of an entry point.
+    extras = {name: re.sub(r"^[^\[]*\[?|\]$", "", entry_point) for name, entry_point in entry_points.items()}
+    return {name: extra for name, extra in extras.items() if name not in DEVICE_ENGINES}
 
 
 def make_table(record: Record) -> str:
-    """Make the table of engines: description, operators, tests passed and how to install each."""
+    """Make the table of engines: description, operators, tests passed, and the command to install the engine."""
     rows = [
         (f"`{name}`", find_declaration(name).description, *_format_shares(record, name), _format_install(extra))
         for name, extra in get_engines().items()

@@ -37,12 +37,12 @@ def judgeable(record: Record = RECORD) -> Record:
 
 
 def test_the_page_is_what_the_record_makes() -> None:
-    assert PAGE.read_text(encoding="utf-8") == make_page(RECORD), "say: python tools/write_performance.py --from-record"
+    assert PAGE.read_text(encoding="utf-8") == make_page(RECORD), "say: python -m tools.write_performance --from-record"
 
 
 def test_the_numbers_in_the_readme_are_what_the_record_makes() -> None:
     text = README.read_text(encoding="utf-8")
-    assert text == update_readme(text, RECORD), "say: python tools/write_performance.py --from-record"
+    assert text == update_readme(text, RECORD), "say: python -m tools.write_performance --from-record"
 
 
 def test_the_record_reads_back(tmp_path: Path) -> None:

@@ -320,7 +320,7 @@ def test_clearing_touches_nothing_else(engine: Saving, tmp_path: Path) -> None:
 
 
 def test_a_path_that_is_not_text_costs_no_run(engine: Saving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.formats.output.SETTLED", 0)
+    monkeypatch.setattr("xrt.formats.output.MIN_STAMP_AGE_NS", 0)
     path = tmp_path / os.fsdecode(b"model\xff.onnx")
     large = chain(1).replace(constants={**chain(1).constants, "big": Constant(np.zeros(2**19, np.float32))})
     onnx.save(large, path)

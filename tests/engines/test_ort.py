@@ -30,7 +30,7 @@ from xrt.engines.ort.engine import MIN_SAVED_CONSTANT_BYTES, MIN_SAVED_NODES, ha
 from xrt.engines.ort.export import export_model, rewrite_for_session
 from xrt.engines.toolkit.libraries import AllocationTracker
 from xrt.errors import CompileRefused, OptionError, RunFailed
-from xrt.formats.onnx.inference import node_types
+from xrt.formats.onnx.inference import infer_node_types
 from xrt.graph import DType, Function, OptionalType, SequenceType, TensorType
 from xrt.passes import infer_shapes
 from xrt.testing.corpus.entry import node
@@ -390,7 +390,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_an_operator_is_a_product_where_that_is_faster_and_itself_elsewhere(form: str) -> None:
     build, shape, present, absent = FORMS[form]
-    traced = infer_shapes(trace(build, np.ones(shape, np.float32), inference=node_types))
+    traced = infer_shapes(trace(build, np.ones(shape, np.float32), inference=infer_node_types))
     operators = [n.op for n in rewrite_for_session(traced).nodes]
     assert present in operators and absent not in operators
 

@@ -93,7 +93,7 @@ UNREAD = graph(
 SHORT, NO_KERNEL = tensor(DType.UINT16, 2), f"{LIBRARY} has no kernel for"
 DECLINED = {
     "version": (one("SwiGLU", [F32], opset=28), (
-        f"{LIBRARY} reads opsets up to {newest_opset()}: node 'swiglu' (SwiGLU) took its meaning at opset 28; the limit is "
+        f"{LIBRARY} reads opsets up to {newest_opset()}: node 'swiglu' (SwiGLU) needs opset 28; the limit is "
         f"{newest_opset()}, and it cannot be converted: No Previous Version of SwiGLU exists")),
     "operator": (one("Nonsense", [F32]), f"{LIBRARY} does not know Nonsense"),
     "operator of a domain": (one("Nonsense", [F32], domain="my.own"), f"{LIBRARY} does not know my.own.Nonsense"),

@@ -28,7 +28,7 @@ from xrt.engines.ort.cuda import DeviceBuffer, OrtOnDevice, check_assigned, chec
 from xrt.engines.ort.export import export_model, rewrite_for_session
 from xrt.engines.ort.session import make_quiet_options, open_session
 from xrt.errors import CompileRefused, EngineUnavailable, OptionError, PlanError, RunFailed
-from xrt.formats.onnx.inference import node_types
+from xrt.formats.onnx.inference import infer_node_types
 from xrt.graph import Function
 from xrt.operators import ensure_computed_outputs
 from xrt.passes import infer_shapes
@@ -117,7 +117,7 @@ def odd(x: Any) -> Any:
 
 def test_outputs_of_every_kind() -> None:
     x = np.array([[1.0, 0.0], [0.0, 2.0]], "float32")
-    executable = bound(infer_shapes(trace(odd, x, inference=node_types)), Host())
+    executable = bound(infer_shapes(trace(odd, x, inference=infer_node_types)), Host())
     results = executable.run([x])
     for got, want in zip(results, [np.nonzero(x), x, -x, -x, [1, 2]], strict=True):
         np.testing.assert_array_equal(got, want)

@@ -86,7 +86,7 @@ MODELS = {"products": products, "branches": branches, "convolutions": convolutio
 @pytest.fixture
 def all_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have small files mapped too."""
-    monkeypatch.setattr("xrt.formats.container.MAPPED_FROM", 1)
+    monkeypatch.setattr("xrt.formats.container.MIN_MAPPED_BYTES", 1)
 
 
 @pytest.fixture

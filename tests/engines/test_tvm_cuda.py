@@ -25,7 +25,7 @@ from xrt.engines.tvm import Tvm, cuda
 from xrt.engines.tvm.export import import_function
 from xrt.engines.tvm.target import make_target
 from xrt.errors import CompileRefused, PlanError
-from xrt.formats.onnx.inference import node_types
+from xrt.formats.onnx.inference import infer_node_types
 from xrt.graph import Function
 from xrt.passes import infer_shapes
 from xrt.testing.generate import rename_values
@@ -33,7 +33,7 @@ from xrt.testing.simulated import simulate_devices
 
 
 def traced(build: Any, *inputs: Any) -> Function:
-    return infer_shapes(trace(build, *inputs, inference=node_types))
+    return infer_shapes(trace(build, *inputs, inference=infer_node_types))
 
 
 def top(x: Any) -> Any:

@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from xrt.errors import ModelError
-from xrt.formats.onnx import load, lowest_model, to_model, why_not_downgradable
+from xrt.formats.onnx import load, to_lowest_model, to_model, why_not_downgradable
 from xrt.graph import Constant, Function, since_version
 from xrt.passes import infer_shapes
 
@@ -60,7 +60,7 @@ def test_the_round_trip_is_equal(functions: dict[str, Function]) -> None:
 
 def test_the_checker_accepts_what_is_written(functions: dict[str, Function]) -> None:
     for name, function in functions.items():
-        for model in (to_model(function), lowest_model(function)):
+        for model in (to_model(function), to_lowest_model(function)):
             try:
                 onnx.checker.check_model(model)
             except onnx.checker.ValidationError as error:
@@ -69,7 +69,7 @@ def test_the_checker_accepts_what_is_written(functions: dict[str, Function]) -> 
 
 def test_at_the_lowest_opset_every_operator_means_the_same(functions: dict[str, Function]) -> None:
     for name, function in functions.items():
-        emitted = load(lowest_model(function))
+        emitted = load(to_lowest_model(function))
         results = [since_version(node, holder) for holder, node in function.walk()]
         assert [since_version(node, holder) for holder, node in emitted.walk()] == results, name
 
@@ -81,11 +81,11 @@ def test_what_a_node_says_of_the_limits_is_what_the_model_does(functions: dict[s
         reasons = [r for node in function.nodes if (r := why_not_downgradable(node, function, ENGINE_OPSET))]
         if reasons:
             with pytest.raises(ModelError) as caught:
-                lowest_model(function, ENGINE_OPSET, ENGINE_IR)
+                to_lowest_model(function, ENGINE_OPSET, ENGINE_IR)
             assert reasons[0] == str(caught.value), name
             continue
         lowered += 1
-        model = lowest_model(function, ENGINE_OPSET, ENGINE_IR)
+        model = to_lowest_model(function, ENGINE_OPSET, ENGINE_IR)
         assert model.ir_version <= ENGINE_IR
         assert all(entry.version <= ENGINE_OPSET for entry in model.opset_import if not entry.domain)
     assert lowered >= 1960
@@ -127,7 +127,7 @@ def test_what_is_lowered_computes_the_same(cases: list[Any], functions: dict[str
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             expected = results(case.model, inputs)
-            actual = results(lowest_model(infer_shapes(function)), inputs)
+            actual = results(to_lowest_model(infer_shapes(function)), inputs)
         assert comparable(actual) == comparable(expected), case.name
         compared += isinstance(expected, list)
     assert compared >= 200

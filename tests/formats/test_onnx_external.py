@@ -172,7 +172,7 @@ HEAD = '<ir_version: 10, opset_import: ["": 21]>'
 @pytest.fixture
 def everything_is_large() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "LARGE_BYTES", 4)
+        patch.setattr(files, "MIN_LARGE_BYTES", 4)
         yield
 
 
@@ -320,15 +320,15 @@ def test_damaged_bytes_are_read_as_protobuf_reads_them(
     data[place:place] = more
     damaged = bytes(data[:cut])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "LARGE_BYTES", 4)
+        patch.setattr(files, "MIN_LARGE_BYTES", 4)
         result = outcome(lambda: load(damaged))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "LARGE_BYTES", 1 << 40)
+        patch.setattr(files, "MIN_LARGE_BYTES", 1 << 40)
         assert result == outcome(lambda: load(damaged))
 
 
 def test_endless_fields_are_left_to_protobuf(monkeypatch: pytest.MonkeyPatch, everything_is_large: None) -> None:
-    monkeypatch.setattr(files, "Walk", partial(files.Walk, remaining=5))
+    monkeypatch.setattr(files, "FieldReader", partial(files.FieldReader, remaining=5))
     with pytest.raises(files.MalformedMessage, match="too many fields"):
         extract_weights(DATA)
     assert load(DATA) == plainly(DATA)

@@ -12,12 +12,12 @@ from onnx.reference import ReferenceEvaluator
 
 from xrt.errors import ModelError
 from xrt.formats.onnx import (
-    expand,
-    external_weights,
+    collect_external_weights,
+    expand_definition,
     externalize_weights,
+    find_lowest_opset,
     load,
-    lowest_model,
-    lowest_opset,
+    to_lowest_model,
     to_model,
     why_not_downgradable,
 )
@@ -55,10 +55,10 @@ X = np.linspace(-3, 3, 16, dtype=np.float32).reshape(4, 4)
 
 def test_each_operator_decides_by_the_version_that_gave_it_its_meaning() -> None:
     relu = graph(Node("Relu", ("x",), ("y",)))
-    model = lowest_model(relu)
+    model = to_lowest_model(relu)
     assert (opsets(model), model.ir_version) == ({"": 14}, 7)
-    assert opsets(lowest_model(graph(Node("Relu", ("x",), ("a",)), Node("Gelu", ("a",), ("y",))))) == {"": 20}
-    assert opsets(lowest_model(relu.replace(opsets={"": 13}))) == {"": 13}
+    assert opsets(to_lowest_model(graph(Node("Relu", ("x",), ("a",)), Node("Gelu", ("a",), ("y",))))) == {"": 20}
+    assert opsets(to_lowest_model(relu.replace(opsets={"": 13}))) == {"": 13}
 
 
 def choose(op: str, opset: int, type_: TensorType = F4) -> Function:
@@ -70,9 +70,9 @@ def choose(op: str, opset: int, type_: TensorType = F4) -> Function:
 
 def test_bodies_count() -> None:
     function = choose("Gelu", 21)
-    assert opsets(lowest_model(function)) == {"": 21}  # If itself
-    assert lowest_opset(function.nodes[0], function) == 21
-    assert opsets(lowest_model(choose("Gelu", 20))) == {"": 20}  # Gelu in the body
+    assert opsets(to_lowest_model(function)) == {"": 21}  # If itself
+    assert find_lowest_opset(function.nodes[0], function) == 21
+    assert opsets(to_lowest_model(choose("Gelu", 20))) == {"": 20}  # Gelu in the body
 
 
 def test_other_domains() -> None:
@@ -81,13 +81,13 @@ def test_other_domains() -> None:
         Node("Normalizer", ("a",), ("y",), domain="ai.onnx.ml"),
         opsets={"": 28, "com.acme": 7, "ai.onnx.ml": 5, "unused": 3},
     )
-    assert opsets(lowest_model(function)) == {"": 1, "com.acme": 7, "ai.onnx.ml": 1}
-    assert lowest_opset(function.nodes[0], function) == 1
+    assert opsets(to_lowest_model(function)) == {"": 1, "com.acme": 7, "ai.onnx.ml": 1}
+    assert find_lowest_opset(function.nodes[0], function) == 1
 
 
 def test_an_engine_gets_no_docs_metadata_devices_or_control_edges() -> None:
     nodes = (Node("Relu", ("x",), ("y",), name="a", device="cuda"), Node("Neg", ("x",), ("z",), name="b", control=("a",)))
-    model = lowest_model(graph(*nodes, doc="long", metadata={"k": "v"}, aliases=(("x", "z"),)))
+    model = to_lowest_model(graph(*nodes, doc="long", metadata={"k": "v"}, aliases=(("x", "z"),)))
     assert not model.metadata_props
     assert not model.graph.metadata_props
     assert not model.graph.doc_string
@@ -97,17 +97,17 @@ def test_an_engine_gets_no_docs_metadata_devices_or_control_edges() -> None:
 
 def test_a_limit_that_holds_changes_nothing() -> None:
     function = graph(Node("Relu", ("x",), ("y",)))
-    assert lowest_model(function, max_opset=14, max_ir=7) == lowest_model(function)
+    assert to_lowest_model(function, max_opset=14, max_ir=7) == to_lowest_model(function)
     assert why_not_downgradable(function.nodes[0], function, 14) is None
 
 
 def test_the_pairing_of_opset_and_ir_yields_to_the_limit() -> None:
-    assert lowest_model(graph(Node("Relu", ("x",), ("y",))), max_ir=6).ir_version == 6
+    assert to_lowest_model(graph(Node("Relu", ("x",), ("y",))), max_ir=6).ir_version == 6
 
 
 def refused(function: Function, max_opset: int) -> str:
     with pytest.raises(ModelError) as caught:
-        lowest_model(function, max_opset)
+        to_lowest_model(function, max_opset)
     assert [r for node in function.nodes if (r := why_not_downgradable(node, function, max_opset))] == [str(caught.value)]
     return str(caught.value)
 
@@ -127,7 +127,7 @@ HALF, LONG = TensorType(DType.FLOAT16, (4, 4)), TensorType(DType.FLOAT32, (1 << 
 def test_an_operator_that_cannot_be_converted(op: str, type_: Type | None, opset: int, limit: int, reason: str) -> None:
     function = graph(Node(op, ("x",), ("y",), name="n"), inputs=(Value("x", type_),), outputs=(Value("y", type_ or F4),))
     assert refused(function, limit) == (
-        f"node 'n' ({op}) took its meaning at opset {opset}; the limit is {limit}, and it cannot be converted: {reason}"
+        f"node 'n' ({op}) needs opset {opset}; the limit is {limit}, and it cannot be converted: {reason}"
     )
 
 
@@ -136,10 +136,10 @@ def test_a_conversion_keeps_names_and_meaning() -> None:
         Node("Relu", ("x",), ("a",), name="r"), Node("Celu", ("a",), ("y",), read_attributes({"alpha": 2.0}), name="c")
     )
     function = infer_shapes(function)
-    model = lowest_model(function, max_opset=26)
+    model = to_lowest_model(function, max_opset=26)
     assert opsets(model) == {"": 14}
     assert [node.name for node in model.graph.node] == ["r", "c"]
-    np.testing.assert_allclose(run(model, x=X)[0], run(lowest_model(function), x=X)[0])
+    np.testing.assert_allclose(run(model, x=X)[0], run(to_lowest_model(function), x=X)[0])
 
 
 def test_a_conversion_into_several_nodes_does_not_disturb_other_names() -> None:
@@ -151,7 +151,7 @@ def test_a_conversion_into_several_nodes_does_not_disturb_other_names() -> None:
         constants={"n_2": Constant(np.arange(4, dtype=np.int32))},
         opsets={"": 9},
     )
-    model = lowest_model(function, max_opset=8)
+    model = to_lowest_model(function, max_opset=8)
     assert sorted(operators(model)) == ["Cast"] * 4 + ["Greater"] * 2
     p, q = np.array([1, 2, 3, 4], np.int32), np.array([4, 3, 2, 1], np.int32)
     a, b, n = run(model, p=p, q=q)
@@ -164,7 +164,7 @@ def test_a_node_that_is_converted_or_decomposed_keeps_its_control_edges() -> Non
     function = infer_shapes(graph(Node("Relu", ("x",), ("a",), name="r"), celu, mish, outputs=outputs))
     older = convert_function(function, 26)
     assert older.opsets == {"": 26} and older.node("c").control == older.node("m").control == ("r",)
-    parts = decompose_nodes(function, lambda node, f: expand(as_function(node, f)) if node.op == "Mish" else None).nodes
+    parts = decompose_nodes(function, lambda n, f: expand_definition(as_function(n, f)) if n.op == "Mish" else None).nodes
     assert "Mish" not in {node.op for node in parts}
     assert {node.control for node in parts if node.name not in ("r", "c")} == {("r",)}
 
@@ -173,19 +173,19 @@ def test_a_node_that_is_converted_or_decomposed_keeps_its_control_edges() -> Non
 def test_a_softmax_over_one_axis_is_not_what_it_was(op: str) -> None:
     function = graph(Node(op, ("x",), ("y",), read_attributes({"axis": 0}), name="n"), opset=13)
     assert refused(function, 12) == (
-        f"node 'n' ({op}) took its meaning at opset 13; the limit is 12, and it cannot be converted: "
+        f"node 'n' ({op}) needs opset 13; the limit is 12, and it cannot be converted: "
         "before opset 13 it takes all axes from the given one on together"
     )
     last = graph(Node(op, ("x",), ("y",), read_attributes({"axis": 1})), opset=13)
-    model = lowest_model(last, max_opset=12)
+    model = to_lowest_model(last, max_opset=12)
     assert opsets(model) == {"": 11}
-    np.testing.assert_allclose(run(model, x=X)[0], run(lowest_model(last), x=X)[0])
+    np.testing.assert_allclose(run(model, x=X)[0], run(to_lowest_model(last), x=X)[0])
 
 
 def test_a_conversion_looks_at_small_constants() -> None:
     axes = Constant(np.array([0]))
     function = graph(Node("Unsqueeze", ("x", "axes"), ("y",)), opset=13, constants={"axes": axes}, outputs=(Value("y"),))
-    model = lowest_model(function, max_opset=12)
+    model = to_lowest_model(function, max_opset=12)
     assert operators(model) == ["Unsqueeze"]
     assert list(model.graph.node[0].attribute[0].ints) == [0]
     assert load(model).nodes[0].inputs == ("x",)
@@ -193,29 +193,28 @@ def test_a_conversion_looks_at_small_constants() -> None:
 
 def test_an_operator_inside_of_a_body_is_converted_too() -> None:
     function = choose("Celu", 28)
-    model = lowest_model(function, max_opset=20)
+    model = to_lowest_model(function, max_opset=20)
     assert opsets(model) == {"": 19}  # of If; that of Celu is 12
     assert why_not_downgradable(function.nodes[0], function, 20) is None
-    expected = run(lowest_model(function), x=X, c=np.array(True))[0]
+    expected = run(to_lowest_model(function), x=X, c=np.array(True))[0]
     np.testing.assert_allclose(run(model, x=X, c=np.array(True))[0], expected)
 
 
 def test_control_flow_that_is_too_new_for_what_flows_through_it() -> None:
     function = choose("Identity", 25, TensorType(DType.UINT2, (4,)))
     assert refused(function, 24) == (
-        "node 'if' (If) took its meaning at opset 25; the limit is 24, and it "
-        "cannot be converted: opset 24 does not take tensor(uint2)"
+        "node 'if' (If) needs opset 25; the limit is 24, and it cannot be converted: opset 24 does not take tensor(uint2)"
     )
     assert "opset 10 lacks this operator, or defines it differently" in refused(function, 10)
 
 
 def test_a_reason_inside_of_a_body() -> None:
-    assert refused(choose("Gelu", 20), 19).startswith("node 'inner' (Gelu) took its meaning at opset 20; the limit is 19")
+    assert refused(choose("Gelu", 20), 19).startswith("node 'inner' (Gelu) needs opset 20; the limit is 19")
 
 
 def test_a_repeated_output_goes_through_an_identity() -> None:
     function = graph(Node("Relu", ("x",), ("y",)), outputs=(Value("y", F4), Value("x", F4), Value("y", F4), Value("y", F4)))
-    model = lowest_model(function)
+    model = to_lowest_model(function)
     assert [value.name for value in model.graph.output] == ["y", "x", "y_2", "y_3"]
     assert opsets(model) == {"": 14}
     for result, expected in zip(run(model, x=X), (X.clip(0), X, X.clip(0), X.clip(0)), strict=True):
@@ -225,7 +224,7 @@ def test_a_repeated_output_goes_through_an_identity() -> None:
 def test_a_control_edge_may_use_the_name_that_such_an_identity_would_have() -> None:
     first, second = Node("Relu", ("x",), ("z",), name="y_2"), Node("Neg", ("x",), ("y",), control=("y_2",))
     function = graph(first, second, outputs=(Value("y", F4), Value("y", F4), Value("z", F4)))
-    for result, expected in zip(run(lowest_model(function), x=X), (-X, -X, X.clip(0)), strict=True):
+    for result, expected in zip(run(to_lowest_model(function), x=X), (-X, -X, X.clip(0)), strict=True):
         np.testing.assert_array_equal(result, expected)
 
 
@@ -233,8 +232,8 @@ def test_such_an_identity_may_need_a_higher_opset() -> None:
     sequence = SequenceType(F4)
     node = Node("SequenceConstruct", ("x",), ("y",))
     function = graph(node, outputs=(Value("y", sequence), Value("y", sequence)))
-    assert opsets(lowest_model(function)) == {"": 14}  # the first whose Identity takes a sequence
-    assert opsets(lowest_model(function.replace(outputs=(Value("y", sequence),)))) == {"": 11}
+    assert opsets(to_lowest_model(function)) == {"": 14}  # the first whose Identity takes a sequence
+    assert opsets(to_lowest_model(function.replace(outputs=(Value("y", sequence),)))) == {"": 11}
 
 
 def test_a_body_that_returns_a_value_from_outside() -> None:
@@ -245,7 +244,7 @@ def test_a_body_that_returns_a_value_from_outside() -> None:
     function = graph(
         node, opset=17, inputs=(Value("x", F4), Value("c", BOOL)), constants={"k": Constant(np.ones((4, 4), np.float32))}
     )
-    model = lowest_model(function)
+    model = to_lowest_model(function)
     np.testing.assert_array_equal(run(model, x=X, c=np.array(True))[0], X)
     np.testing.assert_array_equal(run(model, x=X, c=np.array(False))[0], np.ones((4, 4)))
 
@@ -260,16 +259,16 @@ WEIGHTS = {
 
 def test_weights_by_reference() -> None:
     function = graph(Node("Add", ("x", "small"), ("y",)), constants=WEIGHTS)
-    model = lowest_model(function, locations=dict.fromkeys(external_weights(function), "the.bin"))
+    model = to_lowest_model(function, locations=dict.fromkeys(collect_external_weights(function), "the.bin"))
     referring = [tensor for tensor in model.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
-    assert [tensor.name for tensor in referring] == ["big", "packed"] == list(external_weights(function))
+    assert [tensor.name for tensor in referring] == ["big", "packed"] == list(collect_external_weights(function))
     assert {e.key: e.value for e in referring[0].external_data} == {
         "location": "the.bin",
         "offset": "0",
         "length": str(160 * 4 * 8),
     }
-    assert external_weights(function)["big"] is WEIGHTS["big"].array
-    assert external_weights(function)["packed"].tobytes() == b"\x11" * 2500
+    assert collect_external_weights(function)["big"] is WEIGHTS["big"].array
+    assert collect_external_weights(function)["packed"].tobytes() == b"\x11" * 2500
     assert len(model.SerializeToString()) < 40_000
 
 
@@ -291,7 +290,7 @@ def test_weights_of_bodies_and_nodes_are_brought_outside() -> None:
     outside = externalize_weights(function)
     verify(outside)
     assert [node.op for node in outside.nodes] == ["If", "Add", "Constant"]
-    assert sorted(external_weights(outside)) == ["k_2", "k_3", "w"] and external_weights(outside)["w"] is w.array
+    assert sorted(collect_external_weights(outside)) == ["k_2", "k_3", "w"] and collect_external_weights(outside)["w"] is w.array
     assert [list(body.constants) for body in outside.nodes[0].bodies] == [[], ["small"]]
     for choice in (True, False):
         values = {"x": large.array, "c": np.array(choice)}
@@ -316,6 +315,6 @@ def test_generated_functions_compute_the_same(function: Function) -> None:
         expected = ReferenceEvaluator(to_model(function)).run(None, inputs)
     except Exception:  # noqa: BLE001  # among others, onnx's evaluator has no negative or unequal pads
         reject()
-    results = ReferenceEvaluator(lowest_model(function)).run(None, inputs)
+    results = ReferenceEvaluator(to_lowest_model(function)).run(None, inputs)
     for result, wanted in zip(results, expected, strict=True):
         np.testing.assert_array_equal(result, wanted)

@@ -14,7 +14,7 @@ import xrt
 from tests.formats.test_onnx_errors import call_local, parse_model
 from xrt.errors import ModelError
 from xrt.formats import text
-from xrt.formats.onnx import expand, load, to_model
+from xrt.formats.onnx import expand_definition, load, to_model
 from xrt.graph import (
     Attribute,
     AttrKind,
@@ -434,7 +434,7 @@ def test_a_session_writes_a_file_that_is_read(tmp_path: Any) -> None:
 def test_a_definition_has_the_defaults_of_attributes_that_are_left_out() -> None:
     swish = "function main(x: float32[2]) -> (y: float32[2]) {\n  opset ai.onnx 24\n  y = Swish(x)%s\n}"
     for attributes, alpha in (("", 1.0), (" {alpha = 2.5}", 2.5)):
-        definition = expand(text.parse(swish % attributes))
+        definition = expand_definition(text.parse(swish % attributes))
         assert definition is not None
         (constant,) = (node for node in definition.nodes if node.op_type == "Constant")
         assert constant.attr("value_float") == alpha

@@ -19,7 +19,7 @@ from hypothesis import given, strategies as st
 
 from tests.exact_errors import raises_exactly
 from xrt.errors import BundleError, ModelError
-from xrt.formats.container import ALIGNMENT, MAGIC, MAPPED_FROM, Container, ContainerWriter, CorruptFile
+from xrt.formats.container import ALIGNMENT, MAGIC, MIN_MAPPED_BYTES, Container, ContainerWriter, CorruptFile
 from xrt.formats.onnx import load, save, writing
 from xrt.graph import Constant, Function, Node, Value
 from xrt.testing.corpus.entry import body, graph, node
@@ -79,7 +79,7 @@ def test_equal_constants_are_stored_once_and_each_starts_on_a_page(tmp_path: Pat
 def test_a_large_model_gets_a_data_file_unasked_for_weights_of_nodes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(example(), tmp_path / "small.onnx")
     assert not data_files(tmp_path)
-    monkeypatch.setattr(writing, "AUTOMATIC_BYTES", 1000)
+    monkeypatch.setattr(writing, "MIN_DATA_FILE_BYTES", 1000)
     weight = Constant(np.random.default_rng(0).standard_normal((40, 40)).astype(np.float32))
     value = Value("x", weight.type)
     nodes = Node("Constant", (), ("k",)).with_attributes(value=weight), Node("Add", ("x", "k"), ("y",))
@@ -182,7 +182,7 @@ def test_what_is_written_is_read(parts: dict[str, bytes]) -> None:
     result.check()
 
 
-@pytest.mark.parametrize("size", [100, MAPPED_FROM + 1])
+@pytest.mark.parametrize("size", [100, MIN_MAPPED_BYTES + 1])
 def test_files_are_read_or_mapped(tmp_path: Path, size: int) -> None:
     path = tmp_path / "file"
     path.write_bytes(container({"data": b"x" * size}))

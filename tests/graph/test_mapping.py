@@ -13,7 +13,7 @@ import pytest
 
 from xrt.formats import output
 from xrt.formats.onnx import load, save
-from xrt.formats.output import SETTLED
+from xrt.formats.output import MIN_STAMP_AGE_NS
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.graph.constants import find_file_offset, is_mapped, release_pages
 
@@ -36,7 +36,7 @@ def saved(path: Path) -> Function:
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what is written in the test have been written a while ago."""
     now = output.time.time_ns
-    monkeypatch.setattr(output.time, "time_ns", lambda: now() + 2 * SETTLED)
+    monkeypatch.setattr(output.time, "time_ns", lambda: now() + 2 * MIN_STAMP_AGE_NS)
 
 
 def test_a_place_survives_views_and_copies_have_none(tmp_path: Path) -> None:

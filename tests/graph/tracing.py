@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from xrt import builder
 from xrt.formats import onnx
-from xrt.formats.onnx.inference import node_types
+from xrt.formats.onnx.inference import infer_node_types
 from xrt.graph import DType, Function, TensorType
 from xrt.graph.verify import verify
 
@@ -20,7 +20,7 @@ F32 = TensorType(DType.FLOAT32, (2, 3))
 
 def trace(build: Callable[..., Any], *inputs: Any, **options: Any) -> Function:
     """Return the function that a callable describes, checked against the rules."""
-    function = builder.trace(build, *inputs, inference=node_types, **options)
+    function = builder.trace(build, *inputs, inference=infer_node_types, **options)
     verify(function)
     return function
 

@@ -13,7 +13,7 @@ from random import Random
 from typing import TypeAlias
 
 from tests.malformed_inputs.mutators import NUMBERS, WORDS
-from xrt.formats.onnx.files import Field, MalformedMessage, Walk, encode_varint
+from xrt.formats.onnx.files import Field, FieldReader, MalformedMessage, encode_varint
 
 _VARINT, _BYTES = 0, 2
 _DEEPEST = 24
@@ -68,7 +68,7 @@ def _tree(data: bytes, depth: int = 0) -> Fields | None:
     if not data or depth > _DEEPEST:
         return None
     try:
-        return [_part(data, item, depth) for item in Walk(data).fields(0, len(data))]
+        return [_part(data, item, depth) for item in FieldReader(data).iter_fields(0, len(data))]
     except MalformedMessage:
         return None
 
@@ -81,7 +81,7 @@ def _part(data: bytes, actual: Field, depth: int) -> _Part:
     width = {8: 1, 4: 5}.get(end - content)
     if width and raw[-1] & 0x80:  # no varint ends so
         return _Part(number << 3 | width, raw)
-    return _Part(number << 3, Walk(raw).varint(0, len(raw), 10)[0])
+    return _Part(number << 3, FieldReader(raw).read_varint(0, len(raw), 10)[0])
 
 
 def _written(part: _Part) -> bytes:

@@ -78,7 +78,7 @@ def _spec(path: Path) -> None:
 def _pin(path: Path) -> None:
     pin = Pin.parse(_content(path))
     str(pin)
-    list(pin.match(["a" * 200, "/layer1/conv", "Conv"]))
+    list(pin.find_matches(["a" * 200, "/layer1/conv", "Conv"]))
 
 
 def _arrays(path: Path) -> None:

@@ -207,7 +207,7 @@ def test_a_bundle_with_damaged_buckets_is_one_error(shapes: Any, tmp_path: Path,
 
 @pytest.mark.slow
 def test_a_later_module_finds_the_plans_of_buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.formats.output.SETTLED", -(10**12))
+    monkeypatch.setattr("xrt.formats.output.MIN_STAMP_AGE_NS", -(10**12))
     weight = np.random.default_rng(0).standard_normal((600, 600)).astype("float32")
     nodes = node("MatMul", "x w", "h"), node("Softmax", "h", "y", axis=0)
     model = graph({"x": "float32[s,600]"}, {"y": "float32[s,600]"}, *nodes, constants={"w": weight})

@@ -138,7 +138,7 @@ def test_weights_stand_in_the_file_once_and_aligned_and_sizes_are_reported(path:
     assert sorted(section.size for section in weights) == [64 * 64 * 4] * 2
     assert all(section.offset % ALIGNMENT == 0 for section in weights)
     assert path.stat().st_size < 2.3 * sum(section.size for section in weights)
-    sizes = BundleFile(path).sizes
+    sizes = BundleFile(path).section_bytes
     assert sizes["weights"] == 2 * 64 * 64 * 4
     assert {"manifest", "model", "function:0"} <= set(sizes)
 
@@ -381,7 +381,7 @@ def bundle_with(spec: str, path: Path) -> Path:
     record = BundleFile(path).record
     for engine in record.facts["engines"]:
         engine["spec"] = spec
-    model = BundleFile(path).model("model")
+    model = BundleFile(path).read_model("model")
     write_bundle(path, record._replace(programs=()), {"model": model}, {}, {})
     return path
 
@@ -483,8 +483,8 @@ def module(function: Function | None = None, engine: str = "ort", **options: Any
 
 
 def read(path: Path) -> Example | None:
-    data = BundleFile(path).find_section(bundle.SELF_TEST_SECTION)
-    return None if data is None else decode_example(data)
+    file, name = BundleFile(path), bundle.SELF_TEST_SECTION
+    return decode_example(file.read_section(name)) if name in file.sections else None
 
 
 def test_a_bundle_has_a_random_example_with_its_outputs(path: Path) -> None:

@@ -187,7 +187,7 @@ def test_options_that_cannot_be(engines: list[Any], options: Any, text: str) -> 
 
 @pytest.mark.slow
 def test_a_later_module_and_a_bundle_have_the_program_for_all_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.formats.output.SETTLED", -(10**12))  # files count as settled that were written just now
+    monkeypatch.setattr("xrt.formats.output.MIN_STAMP_AGE_NS", -(10**12))  # files count as settled that were written just now
     onnx.save(MODEL, tmp_path / "model.onnx")
     for round_ in range(2):
         with xrt.XRTModule(

@@ -106,9 +106,7 @@ def test_another_lock_lists_differences_and_measures(lock: PlacementFile, path: 
 @pytest.mark.slow
 def test_an_engine_that_is_not_named_is_a_difference(lock: PlacementFile, path: Path) -> None:
     write_placement(mixture(lock), path)
-    text = (
-        r"does not hold: engine 'toy', which the plan uses, is not in the list of engines or not ready\. Write it again"
-    )
+    text = r"does not hold: engine 'toy', which the plan uses, is not in the list of engines or not ready\. Write it again"
     with xrt.XRTModule(chain(*OPS), ["ort", "auto"], lock=path, strict=True) as module, pytest.raises(LockError, match=text):
         _ = module.plan
 

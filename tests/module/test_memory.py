@@ -180,7 +180,7 @@ def test_the_peak_of_values() -> None:
 @pytest.mark.slow
 def test_shared_and_private_memory_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a bundle the weights, and what an engine has mapped: packed ones, a blob."""
-    monkeypatch.setattr("xrt.formats.container.MAPPED_FROM", 1)
+    monkeypatch.setattr("xrt.formats.container.MIN_MAPPED_BYTES", 1)
     for engine in ("ort", "openvino", "toy"):
         with xrt.XRTModule(products(1), engine, strict=True, cache=CompileCache()) as m:
             m.save(tmp_path / "m.xrt")

@@ -11,7 +11,7 @@ import xrt
 from xrt.builder import Builder, Tensor
 from xrt.builder.record_op import apply, emit
 from xrt.errors import InputError, ModelError, OptionError
-from xrt.formats.onnx.inference import node_types
+from xrt.formats.onnx.inference import infer_node_types
 from xrt.graph import DType, Function, Node, TensorType, list_states
 from xrt.testing.corpus.entry import graph, node
 
@@ -23,7 +23,7 @@ class Decoder:
     """A small decoder whose caches grow, as exporters write it."""
 
     def __init__(self, opset: int = 20, key_heads: int = HEADS, table: int = 64) -> None:
-        self.builder = Builder("decoder", opsets=opset, inference=node_types)
+        self.builder = Builder("decoder", opsets=opset, inference=infer_node_types)
         self.random = np.random.default_rng(3)
         self.key_heads, self.table = key_heads, table
 
@@ -197,7 +197,7 @@ def test_what_cannot_be_made_static_is_one_error(model: Function, message: str) 
 
 def test_a_capacity_beyond_a_table_is_refused() -> None:
     def build(rows: int) -> Function:
-        with Builder("m", opsets=20, inference=node_types) as builder:
+        with Builder("m", opsets=20, inference=infer_node_types) as builder:
             x = builder.input("x", TensorType(DType.FLOAT32, ("s", 2)))
             past = builder.input("past", TensorType(DType.FLOAT32, ("p", 2)))
             present = emit("Concat", past, x, axis=0)
@@ -220,7 +220,7 @@ def test_a_bad_capacity_is_one_error(capacity: Any) -> None:
 
 
 def test_one_operator_of_attention() -> None:
-    with Builder("m", opsets=23, inference=node_types) as builder:
+    with Builder("m", opsets=23, inference=infer_node_types) as builder:
         x = builder.input("x", TensorType(DType.FLOAT32, (1, 2, "s", 4)))
         past = [builder.input(f"past_{kind}", TensorType(DType.FLOAT32, (1, 2, "p", 4))) for kind in "kv"]
         present = [emit("Concat", item, x * n, axis=2) for n, item in enumerate(past, 1)]

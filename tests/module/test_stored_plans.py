@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let files count as settled that were written just now."""
-    monkeypatch.setattr("xrt.formats.output.SETTLED", -(10**12))
+    monkeypatch.setattr("xrt.formats.output.MIN_STAMP_AGE_NS", -(10**12))
 
 
 def network() -> Function:
@@ -130,7 +130,7 @@ def test_all_else_is_answered_from_the_model(path: Path, engine: str) -> None:
 def test_a_call_of_a_new_process_does_not_load_onnx(path: Path) -> None:
     code = (
         "import sys; import xrt.formats.output as w\n"
-        "w.SETTLED = -10**12\n"
+        "w.MIN_STAMP_AGE_NS = -10**12\n"
         "import numpy as np; from xrt import XRTModule\n"
         "m = XRTModule(sys.argv[1], engine='ort', cache=sys.argv[2]); m(np.load(sys.argv[3]))\n"
         "import json; roots = ('onnx', 'google')\n"
@@ -308,15 +308,15 @@ def test_weights_of_plans_that_are_not_kept_go_with_them() -> None:
         return records.ProgramRecord((), (), (program,), (("m", (1,)),), sections=dict.fromkeys(digests, b"1234"))
 
     saved = None
-    for key in range(records.MOST_PROGRAMS + 3):
+    for key in range(records.MAX_PROGRAMS + 3):
         saved = records.merge(saved, make(key, f"{key:02}", "shared"))
         assert saved is not None
-    assert len(saved.programs) == records.MOST_PROGRAMS
-    assert set(saved.sections) == {"shared", *(f"{key:02}" for key in range(3, records.MOST_PROGRAMS + 3))}
-    large = make(99, "large")._replace(sections={"large": bytes(records.MOST_SECTIONS - 6)})
+    assert len(saved.programs) == records.MAX_PROGRAMS
+    assert set(saved.sections) == {"shared", *(f"{key:02}" for key in range(3, records.MAX_PROGRAMS + 3))}
+    large = make(99, "large")._replace(sections={"large": bytes(records.MAX_WEIGHT_BYTES - 6)})
     saved = records.merge(saved, large)
     assert [program.key for program in saved.programs] == [((99,),)]
-    assert records.merge(saved, make(1, "more")._replace(sections={"more": bytes(records.MOST_SECTIONS + 1)})) is None
+    assert records.merge(saved, make(1, "more")._replace(sections={"more": bytes(records.MAX_WEIGHT_BYTES + 1)})) is None
 
 
 def test_no_warning_where_the_model_is_gone_by_the_first_call(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ from onnx import defs
 
 import xrt
 from tests.graph.tracing import F32, trace
-from tools.write_stubs import stub
+from tools.write_stubs import make_stub
 from xrt import ops
 from xrt.errors import ModelError
 from xrt.formats import onnx
@@ -234,11 +234,11 @@ def test_operators_of_ml() -> None:
 @pytest.mark.parametrize(("file", "domain"), [("__init__.pyi", ""), ("ml.pyi", "ai.onnx.ml")])
 def test_the_committed_stub_is_fresh(file: str, domain: str) -> None:
     committed = Path(xrt.ops.__file__).with_name(file).read_text(encoding="utf-8")
-    assert committed == stub(domain), "the schemas have changed; run `make stubs`"
+    assert committed == make_stub(domain), "the schemas have changed; run `make stubs`"
 
 
 def test_a_stub_names_every_operator_in_force() -> None:
-    defined = {node.name for node in ast.parse(stub("")).body if isinstance(node, ast.FunctionDef)}
+    defined = {node.name for node in ast.parse(make_stub("")).body if isinstance(node, ast.FunctionDef)}
     in_force = {n for n in ALL if (o := find_operator(n, latest_opset())) is not None and not o.is_deprecated}
     assert defined == in_force | {"custom"}
 

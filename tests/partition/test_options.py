@@ -81,14 +81,14 @@ def test_patterns_match_the_whole_and_take_brackets_as_they_are() -> None:
     assert Pin(("Gemm", "/layer[0]/*"), "a", "name").matches(name)
     assert not Pin(("/layer0/*",), "a", "name").matches(name)
     fused = Node("Fused", (), ("y",), domain="com.microsoft", name="f")
-    assert Pin(("com.microsoft.*",), "a").subject(fused) == "com.microsoft.Fused"
-    assert Pin(("f",), "a", "name").subject(fused) == "f"
+    assert Pin(("com.microsoft.*",), "a").get_subject(fused) == "com.microsoft.Fused"
+    assert Pin(("f",), "a", "name").get_subject(fused) == "f"
 
 
 @pytest.mark.parametrize("patterns", [("Conv",), ("Con?",), ("C*", "*v"), ("Gemm", "Conv"), ("Softmax",), ("*",), ("conv",)])
 def test_matching_is_matches_for_many(patterns: tuple[str, ...]) -> None:
     pin, subjects = Pin(patterns, "a"), ["Conv", "Gemm", "ConvTranspose", "Mul"]
-    assert set(pin.match(subjects)) == {subject for subject in subjects if pin.matches(subject)}
+    assert set(pin.find_matches(subjects)) == {subject for subject in subjects if pin.matches(subject)}
 
 
 # ------------------------------------------------------------------ pins at work

@@ -293,7 +293,7 @@ def test_a_unit_stays_where_its_operands_would_cross_instead() -> None:
 
 
 def crossings(units: QuotientGraph, place: list[int], ends: list[int]) -> int:
-    after = units.graph.successors()
+    after = units.graph.list_successors()
     total = 0
     for unit, at in enumerate(place):
         elsewhere = {place[later] for later in after[unit]} - {at}

@@ -77,9 +77,9 @@ BLOCKS = {
 def test_a_chain_of_blocks_is_resolved_in_one_walk(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     block, expected, columns = BLOCKS[name]
     results: list[str] = []
-    whole, single = shape_inference.infer_types, shape_inference.node_types
+    whole, single = shape_inference.infer_types, shape_inference.infer_node_types
     monkeypatch.setattr(shape_inference, "infer_types", lambda *given: results.append("all") or whole(*given))
-    monkeypatch.setattr(shape_inference, "node_types", lambda node, *given: results.append("one") or single(node, *given))
+    monkeypatch.setattr(shape_inference, "infer_node_types", lambda node, *given: results.append("one") or single(node, *given))
     for count in (20, 40):
         results.clear()
         simple = optimize(infer_shapes(chain(block, count, 2, 50)), fold=True)
@@ -244,7 +244,7 @@ def test_what_is_known_is_what_the_reference_computes(op: str, inputs: Any, attr
     function = infer_shapes(graph({}, dict.fromkeys(results), single, constants=arrays, opset=opset))
     assert result is not None
     for contents, expected in zip(result, evaluate(function, []), strict=True):
-        constant = contents.constant()
+        constant = contents.to_constant()
         assert constant.array.dtype == expected.dtype
         np.testing.assert_array_equal(constant.array, expected)
 

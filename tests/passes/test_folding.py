@@ -87,7 +87,7 @@ def test_constants_that_others_read_or_that_nobody_ever_read_stay() -> None:
 def test_constant_nodes_need_no_evaluator() -> None:
     evaluator = Evaluator()
     # Larger than what would be computed, but it is there already.
-    value = Constant(np.zeros(simplification.LARGEST_BYTES // 8 + 1))
+    value = Constant(np.zeros(simplification.MAX_FOLDED_BYTES // 8 + 1))
     folded = fold_constants(graph({}, {"k": None}, node("Constant", "", "k", value=value)), evaluator)
     assert folded.constants["k"] is value
     assert not evaluator.asked
@@ -126,12 +126,12 @@ def test_what_is_part_of_a_control_edge() -> None:
 
 @pytest.mark.slow
 def test_what_would_be_too_large() -> None:
-    count = simplification.LARGEST_BYTES // 4
+    count = simplification.MAX_FOLDED_BYTES // 4
     text = "(int64[1] s) => (float y) { y = ConstantOfShape(s) }"
     assert not left_alone(read(text, s=np.array([count + 1])))
     assert not left_alone(read(text, s=np.array([1 << 60])))
     folded = fold_constants(infer_shapes(read(text, s=np.array([count]))), Evaluator())
-    assert folded.constants["y"].nbytes == simplification.LARGEST_BYTES
+    assert folded.constants["y"].nbytes == simplification.MAX_FOLDED_BYTES
 
 
 @pytest.mark.parametrize("value", [None, np.array([7], np.int64), np.array([True]), np.array([-0.0], np.float16)])
@@ -152,7 +152,7 @@ def test_what_is_not_known_to_be_small() -> None:
 def test_what_the_data_decide_is_computed_where_it_cannot_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
     function = read("(float[2] k) => (int64 y) { y = NonZero(k) }", k=TWO)
     assert fold(function).constants["y"].array.tolist() == [[0, 1]]
-    monkeypatch.setattr(simplification, "LARGEST_UNKNOWN_BYTES", 4)
+    monkeypatch.setattr(simplification, "MAX_DATA_SIZED_BYTES", 4)
     assert not left_alone(function)
 
 
@@ -205,7 +205,7 @@ def loop(trips: int) -> Function:
 
 def test_a_loop_is_folded_where_it_is_known_to_end_soon() -> None:
     assert fold(loop(3)).constants["y"] == Constant(TWO * 4)
-    assert not left_alone(loop(simplification.MOST_TRIPS + 1))
+    assert not left_alone(loop(simplification.MAX_ITERATIONS + 1))
 
 
 def test_a_loop_without_a_limit() -> None:

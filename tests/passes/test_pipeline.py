@@ -84,21 +84,21 @@ def test_a_function_without_onnx_operators_imports_them() -> None:
 def test_what_cannot_be_raised_has_a_reason() -> None:
     f = old(node("Scatter", "x s s", "y", name="n"))
     reason = why_not_upgradable(f.nodes[0], f, 18)
-    assert reason is not None and reason.startswith("node 'n' (Scatter) cannot be brought from opset 9 to 18: ")
+    assert reason is not None and reason.startswith("node 'n' (Scatter) cannot be converted from opset 9 to 18: ")
 
 
 @pytest.mark.parametrize("op", ["Gelu", "Unheard"])
 def test_an_operator_that_the_opset_lacks_is_not_raised(op: str) -> None:
     f = old(node(op, "x", "y", name="n"), opset=12)
     reason = why_not_upgradable(f.nodes[0], f, 20)
-    assert reason is not None and reason.startswith(f"node 'n' ({op}) cannot be brought from opset 12 to 20: ")
+    assert reason is not None and reason.startswith(f"node 'n' ({op}) cannot be converted from opset 12 to 20: ")
 
 
 def test_the_nodes_of_a_body_are_raised_too() -> None:
     branch = body({}, {"s": None}, node("ReduceSum", "x", "s", axes=[0], keepdims=0), opset=12)
     choice = node("If", "c", "y", then_branch=branch, else_branch=branch, name="n")
     f = infer_shapes(entry.graph({"x": "float32[2,3]", "c": "bool[]"}, {"y": None}, choice, opset=12))
-    assert why_not_upgradable(f.nodes[0], f, 13) == "node 'n' (If) cannot be brought from opset 12 to 13: it has a body"
+    assert why_not_upgradable(f.nodes[0], f, 13) == "node 'n' (If) cannot be converted from opset 12 to 13: it has a body"
     f = infer_shapes(f.replace(nodes=(choice.map_bodies(lambda b: b.replace(opsets={"": 11})),), opsets={"": 11}))
     newer = upgrade_opset(f, 12)
     assert [part.opset() for part in (newer, *newer.nodes[0].bodies)] == [12, 12, 12]

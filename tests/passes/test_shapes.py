@@ -345,7 +345,7 @@ def test_inferred_types_do_not_keep_the_memory_of_constants() -> None:
     weights = np.zeros((1000, 7), np.float32)
     bias = Constant(weights[0])
     types = {"x": tensor("float32[5,7]"), "bias": bias.type}
-    assert inference.node_types(node("Add", "x bias", "y"), types, {"bias": bias}, {"": 17}) == (types["x"],)
+    assert inference.infer_node_types(node("Add", "x bias", "y"), types, {"bias": bias}, {"": 17}) == (types["x"],)
     memory = weakref.ref(weights)
     del weights, bias
     gc.collect()

@@ -14,7 +14,7 @@ from xrt.builder.numerics import is_operand
 from xrt.builder.record_op import Operand, get_builder
 from xrt.builder.tensor import Tensor
 from xrt.errors import ModelError
-from xrt.formats.onnx.inference import node_types
+from xrt.formats.onnx.inference import infer_node_types
 from xrt.graph.constants import Constant
 from xrt.graph.function import Function
 from xrt.graph.schemas import Inference
@@ -55,7 +55,7 @@ class Graph:
     def trace(self, *inputs: Any, **named: Any) -> Function:
         """Trace `build` to a Function. Inputs are types, or arrays that are used for their types."""
         versions = {**self.opsets, "": self.opset}
-        builder = Builder(type(self).__name__, opsets=versions, inference=node_types)
+        builder = Builder(type(self).__name__, opsets=versions, inference=infer_node_types)
         builder.register_names(self._arrays())
         return _trace_build(builder, self.build, inputs, named)
 

@@ -244,7 +244,7 @@ def _read_bundle(file: BundleFile) -> dict[str, Any]:
         "outputs": {value.name: str(value.type or "?") for value in record.outputs},
         "self_test": SELF_TEST_SECTION in file.sections,
         "programs": [_read_program(program, file) for program in record.programs],
-        "bytes": file.sizes,
+        "bytes": file.section_bytes,
         **({} if serving is None else {"serving": serving.replace(rows=()).to_dict()}),
     }
 

@@ -1,4 +1,4 @@
-"""File and message formats: conversion between files, bytes or protobuf messages and Functions or Plans.
+"""File formats: read and write Functions and Plans as files, bytes or protobuf messages.
 
 Only this package uses protobuf and reads or writes model files. It runs no models and does not depend on any engine.
 """

@@ -1,4 +1,4 @@
-"""Files with arrays: untrusted ``.npy`` and ``.npz`` files (no pickles, sizes are checked), examples and session state."""
+"""Files with arrays: untrusted ``.npy`` and ``.npz`` files (no pickles, sizes are checked), examples, and state of sessions."""
 
 from __future__ import annotations
 
@@ -24,24 +24,22 @@ from xrt.formats.output import replace_file
 from xrt.graph import DType
 
 Array: TypeAlias = np.ndarray[Any, Any]
-Named: TypeAlias = tuple[tuple[str, Array], ...]
-# An archive may expand to the first number of bytes plus the second number times its own size.
+NamedArrays: TypeAlias = tuple[tuple[str, Array], ...]
+# An archive may expand to MIN_EXPANDED_LIMIT_BYTES plus MAX_EXPANSION_RATIO times its own size.
 # Deflate compresses zeros a thousandfold, so a small archive could otherwise fill the memory.
 MIN_EXPANDED_LIMIT_BYTES = 64 << 20
 MAX_EXPANSION_RATIO = 100
-# Errors of NumPy and zipfile for malformed files; RuntimeError means that the archive is encrypted. Those of the second line come
-# from Python's parser, with which NumPy reads headers (MemoryError: too many brackets).
-_MALFORMED = (
-    *(ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error, RuntimeError),
-    *(SyntaxError, tokenize.TokenError, RecursionError, MemoryError),
-)
+# Errors of NumPy and zipfile for malformed files. RuntimeError: the archive is encrypted.
+_ARCHIVE_ERRORS = (ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error, RuntimeError)
+# Errors of Python's parser, with which NumPy reads headers. MemoryError: too many brackets.
+_HEADER_ERRORS = (SyntaxError, tokenize.TokenError, RecursionError, MemoryError)
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 @contextmanager
 def _open_array_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file of arrays; errors inside become InputError with the path."""
+    """Open a file of arrays; errors in the ``with`` block become InputError with the path."""
     try:
         if path.exists() and not stat.S_ISREG(path.stat().st_mode):
             raise InputError(f"cannot read {path}: it is not a regular file")
@@ -53,7 +51,7 @@ def _open_array_file(path: Path) -> Iterator[IO[bytes]]:
         raise InputError(f"there is no input file {path}") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except _MALFORMED as error:
+    except (*_ARCHIVE_ERRORS, *_HEADER_ERRORS) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         advice = "write one with numpy.save or numpy.savez"
         raise InputError(f"{path} is not a .npy or .npz file of numbers: {reason}; {advice}") from error
@@ -95,9 +93,9 @@ def read_npz(path: Path) -> dict[str, Array]:
 
 
 def _read_npy(file: IO[bytes], size: int) -> Array:
-    """Read an array from a file of ``size`` bytes; raises an error of `_MALFORMED` if the file holds anything else.
+    """Read an array from a file of ``size`` bytes. Raises one of `_ARCHIVE_ERRORS` and `_HEADER_ERRORS` for malformed data.
 
-    The size in the header is compared with that of the file before memory is allocated.
+    The shape in the header is compared with the size of the file before memory is allocated.
     """
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
@@ -117,13 +115,12 @@ def _read_npy(file: IO[bytes], size: int) -> Array:
     return np.frombuffer(data, dtype).reshape(shape, order="F" if is_fortran else "C")
 
 
-# ---------------------------------------------------------------------- arrays of any element type
-
+# Section with the fields, and the name, dtype and shape of each array.
 _LIST_SECTION = "arrays"
 
 
 def _write_arrays(file: BinaryIO, kind: str, fields: Mapping[str, Any], arrays: Iterable[tuple[str, Array]]) -> None:
-    """Write a container with a section per array; ``fields`` are stored with their names and types."""
+    """Write a container with a section per array, and one section for ``fields`` and the arrays' names, dtypes and shapes."""
     arrays = list(arrays)
     entries = [[name, str(DType.from_array(array)), list(array.shape)] for name, array in arrays]
     writer = ContainerWriter(file, kind)
@@ -133,46 +130,46 @@ def _write_arrays(file: BinaryIO, kind: str, fields: Mapping[str, Any], arrays: 
     writer.finish()
 
 
-def _read_arrays(container: Container) -> tuple[dict[str, Any], Named]:
-    """Read the fields and the named arrays, which share the container's memory."""
+def _read_arrays(container: Container) -> tuple[dict[str, Any], NamedArrays]:
+    """Read the fields and the arrays, which are views of the container's memory."""
     fields = json.loads(bytes(container.section(_LIST_SECTION)))
-    entries = enumerate(fields["arrays"])
-    return fields, tuple(
-        (name, _view_array(container.section(str(index)), dtype, shape)) for index, (name, dtype, shape) in entries
-    )
+    arrays = []
+    for index, (name, dtype, shape) in enumerate(fields["arrays"]):
+        arrays.append((name, _view_array(container.section(str(index)), dtype, shape)))
+    return fields, tuple(arrays)
 
 
 def _view_array(data: memoryview, dtype: str, shape: list[int]) -> Array:
-    kind = np.dtype(DType.parse(dtype).numpy)
-    if not all(isinstance(size, int) and size >= 0 for size in shape) or math.prod(shape) * kind.itemsize != len(data):
+    numpy_dtype = np.dtype(DType.parse(dtype).numpy)
+    if not all(isinstance(size, int) and size >= 0 for size in shape) or math.prod(shape) * numpy_dtype.itemsize != len(data):
         raise ValueError(f"an array of {dtype}{shape} does not have {len(data)} bytes")
-    array: Array = np.frombuffer(data, np.uint8).view(kind)
+    array: Array = np.frombuffer(data, np.uint8).view(numpy_dtype)
     return array.reshape(shape)
 
 
 # Raised by `Container` and `_read_arrays` for a file that was not written by `_write_arrays`.
-_NO_ARRAYS = (BundleError, ModelError, ValueError, KeyError, TypeError, RecursionError)
+_READ_ERRORS = (BundleError, ModelError, ValueError, KeyError, TypeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Inputs of a model with the outputs computed from them."""
+    """Inputs of a model, by name, with the outputs computed from them."""
 
-    inputs: Named
-    outputs: Named
+    inputs: NamedArrays
+    outputs: NamedArrays
 
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for _, array in (*self.inputs, *self.outputs))
 
 
-def is_encodable(value: Any) -> bool:
-    """Whether the value is an array of numbers or booleans."""
+def is_numeric_array(value: Any) -> bool:
+    """Whether the value is an array of numbers or booleans, which `encode_example` supports."""
     return isinstance(value, np.ndarray) and not value.dtype.hasobject and value.dtype.kind not in "SU"
 
 
 def encode_example(example: Example) -> bytes:
-    """Serialize an example for `decode_example`; all values must be encodable."""
+    """Serialize an example for `decode_example`; all values must be arrays of numbers or booleans."""
     file = io.BytesIO()
     _write_arrays(file, "example", {"inputs": len(example.inputs)}, (*example.inputs, *example.outputs))
     return file.getvalue()
@@ -183,12 +180,12 @@ def decode_example(data: memoryview) -> Example:
     try:
         fields, arrays = _read_arrays(Container(data, "example"))
         return Example(arrays[: fields["inputs"]], arrays[fields["inputs"] :])
-    except _NO_ARRAYS as error:
+    except _READ_ERRORS as error:
         raise BundleError(f"its example cannot be read: {error}") from error
 
 
 def write_session(path: str | os.PathLike[str], model: str, arrays: Mapping[str, Array]) -> None:
-    """Save session state atomically. ``model`` is the model's fingerprint. Raises InputError if the file cannot be written."""
+    """Save the state of a session atomically. ``model`` is the model's fingerprint. Raises InputError if that fails."""
     try:
         replace_file(Path(path), lambda file: _write_arrays(file, "session", {"model": model}, arrays.items()))
     except OSError as error:
@@ -196,10 +193,10 @@ def write_session(path: str | os.PathLike[str], model: str, arrays: Mapping[str,
 
 
 def read_session(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:
-    """Load session state: the model's fingerprint and copies of the arrays. Raises InputError for any other file."""
+    """Load the state of a session: the model's fingerprint and copies of the arrays. Raises InputError for an invalid file."""
     try:
         fields, arrays = _read_arrays(Container.open(Path(path), "session"))
         return str(fields["model"]), {name: array.copy() for name, array in arrays}
-    except (*_NO_ARRAYS, OSError) as error:
+    except (*_READ_ERRORS, OSError) as error:
         reason = (error.strerror or error) if isinstance(error, OSError) else error
         raise InputError(f"cannot read the state of a session from {os.fspath(path)!r}: {reason}") from error

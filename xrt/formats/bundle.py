@@ -1,10 +1,10 @@
-"""Bundle files: one container with the sections below.
+"""Bundle files: a container with these sections:
 
 manifest            the program record (see `xrt.formats.program_record`), as JSON
 model, function:0   the model, and the Functions that were planned, as ONNX models
 plan:0              a Plan with its nodes and reasons, as a message of proto/xrt.proto
-compiled:...        a region as its engine saved it, named by its signature
-weight:...          a large constant of these models and plans, named by its digest
+compiled:...        a compiled region in the form that its engine saves, named by its cache signature
+weight:...          a large constant of the models and plans, named by its digest
 self-test           example inputs with the expected outputs
 """
 
@@ -40,7 +40,7 @@ def write_bundle(
     plans: Mapping[str, Mapping[str, Any]],
     compiled: Mapping[str, Buffer],
 ) -> None:
-    """Write a bundle atomically, replacing an existing file. The keys of the three mappings are section names.
+    """Write a bundle atomically. The keys of ``models``, ``plans`` and ``compiled`` are section names.
 
     Raises BundleError if the file cannot be written, and ModelError for a Function that ONNX cannot express.
     """
@@ -49,46 +49,47 @@ def write_bundle(
 
     constants: dict[str, Constant] = {}
 
-    def store(constant: Constant) -> str:
+    def store_constant(constant: Constant) -> str:
         name = f"{_WEIGHT}{constant.digest.hex()}"
         # Sections are named by digest, so equal constants are stored once.
         constants.setdefault(name, constant)
         return name
 
-    parts: dict[str, Buffer] = {_MANIFEST: program_record.dump(record)}
-    parts.update({name: write_model(function, store) for name, function in models.items()})
-    parts.update({name: write_plan(values, store) for name, values in plans.items()})
-    parts.update(compiled)
+    sections: dict[str, Buffer] = {_MANIFEST: program_record.dump(record)}
+    sections.update({name: write_model(function, store_constant) for name, function in models.items()})
+    sections.update({name: write_plan(values, store_constant) for name, values in plans.items()})
+    sections.update(compiled)
 
-    def fill(file: BinaryIO) -> None:
+    def write_sections(file: BinaryIO) -> None:
         writer = ContainerWriter(file, KIND)
-        for name, data in parts.items():
+        for name, data in sections.items():
             writer.add(name, data)
         for name, constant in constants.items():
             writer.add(name, encode_data(constant))
         writer.finish()
 
     try:
-        replace_file(Path(path), fill)
+        replace_file(Path(path), write_sections)
     except OSError as error:
         raise BundleError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from error
 
 
 class BundleFile:
-    """An open bundle. Constants are memory-mapped; the record, models and compiled regions are read on access."""
+    """An open bundle. Constants are memory-mapped; the record, models and compiled regions are read on access.
+
+    All methods raise BundleError with the path if what they read is missing or corrupt.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises BundleError with the path if the file is missing or corrupt."""
         self.path = Path(path)
         try:
-            with self._reading():
+            with self._add_path_to_errors():
                 self._container = Container.open(self.path, KIND)
         except FileNotFoundError:
             raise BundleError(f"there is no bundle {os.fspath(path)!r}") from None
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Add the path of the file to errors."""
+    def _add_path_to_errors(self) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError:
@@ -102,69 +103,63 @@ class BundleFile:
 
     @cached_property
     def record(self) -> ProgramRecord:
-        """The program record; raises BundleError if it is corrupt."""
-        with self._reading():
+        with self._add_path_to_errors():
             record = program_record.parse(bytes(self._container.section(_MANIFEST)))
-            # Records in the compile cache have the same form but lack the options that create a module.
+            # Only a record in the compile cache may lack the options of the module.
             if not record.facts:
                 raise BundleError("it has no options of a module")
             return record
 
     def _find_weight(self, name: str) -> memoryview | None:
-        # Other sections are not tensors: a forged model must not read them as weights.
+        # A forged model must not read sections of another kind as weights.
         return self._container.section(name) if name.startswith(_WEIGHT) else None
 
-    def find_section(self, name: str) -> memoryview | None:
-        """The contents of a section, or None if it does not exist. Raises BundleError if it is corrupt."""
-        return self.read_compiled(name) if name in self._container.sections else None
-
     def check(self) -> None:
-        """Verify the checksum of every section; raises BundleError if one differs."""
-        with self._reading():
+        """Verify the checksum of every section."""
+        with self._add_path_to_errors():
             self._container.check()
 
+    def read_section(self, name: str) -> memoryview:
+        """Verify a section and return its bytes."""
+        with self._add_path_to_errors():
+            return self._container.section(name)
+
     def read_weight(self, digest: str) -> memoryview:
-        """The verified bytes of a constant; raises BundleError if they are corrupt or missing."""
-        return self.read_compiled(f"{_WEIGHT}{digest}")
+        """Verify a constant and return its bytes in ONNX's encoding."""
+        return self.read_section(f"{_WEIGHT}{digest}")
 
-    def read_compiled(self, section: str) -> memoryview:
-        """The verified bytes of a compiled region; raises BundleError if they are corrupt or missing."""
-        with self._reading():
-            return self._container.section(section)
-
-    def model(self, section: str) -> Function:
-        """Read a model; raises BundleError if it is corrupt or missing."""
+    def read_model(self, section: str) -> Function:
         from xrt.formats.protobuf import read_model
 
-        with self._reading():
+        with self._add_path_to_errors():
             return read_model(bytes(self._container.section(section)), self._find_weight)
 
     def read_plan(self, section: str) -> dict[str, Any]:
-        """Read the fields of a Plan, by name; raises BundleError if it is corrupt or missing."""
+        """Read the fields of a Plan, by name."""
         from xrt.formats.protobuf import read_plan
 
-        with self._reading():
+        with self._add_path_to_errors():
             return read_plan(bytes(self._container.section(section)), self._find_weight)
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """The size of each section in bytes; all weights together are under ``weights``."""
-        sizes = {"weights": 0}
+    def section_bytes(self) -> dict[str, int]:
+        """Bytes of each section; the key ``weights`` has the sum of all constants."""
+        totals = {"weights": 0}
         for name, section in self._container.sections.items():
-            kind = "weights" if name.startswith(_WEIGHT) else name
-            sizes[kind] = sizes.get(kind, 0) + section.size
-        return sizes
+            key = "weights" if name.startswith(_WEIGHT) else name
+            totals[key] = totals.get(key, 0) + section.size
+        return totals
 
 
 def load_model(path: str | os.PathLike[str]) -> Function:
-    """Load the model that a bundle was created from, without compiled regions. For a graph, load its first trace.
+    """Load the model that a bundle was created from, or the first trace if it was created from an `xrt.Graph`.
 
-    Raises BundleError if the file is missing or corrupt, or contains no model.
+    Compiled regions are not read. Raises BundleError if the file is missing or corrupt, or contains no model.
     """
     file = BundleFile(path)
     sections = [file.record.facts["model"], *(program.function for program in file.record.programs)]
     for section in filter(None, sections):
-        return file.model(section)
+        return file.read_model(section)
     raise BundleError(f"{os.fspath(path)!r} holds no model")
 
 
@@ -180,7 +175,7 @@ def make_working_directory() -> Iterator[Path]:
 
 
 def is_bundle(path: str | os.PathLike[str]) -> bool:
-    """Whether the file starts like a bundle; False if it cannot be read, and for a pipe, which is not consumed."""
+    """Whether the file begins like a bundle. False if the file cannot be read; nothing is read from a pipe."""
     try:
         if not Path(path).is_file():
             return False

@@ -1,7 +1,7 @@
 """Calibration tables: the observed range of each value of a model, as JSON with one line per value.
 
-Values are identified by `xrt.graph.hash_values`, so a table stays valid when values or nodes are
-renamed. The names in it are only for readers.
+A value is identified by its `xrt.graph.hash_values` key, so a table stays valid when values or nodes are renamed. The table also
+has names, but only for readers.
 """
 
 from __future__ import annotations
@@ -23,22 +23,20 @@ from xrt.graph import Function, hash_values
 
 __all__ = ["CalibrationTable", "ValueRange"]
 
-MAX_TEXT_LENGTH = 4000
-Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_LENGTH)]
+Text: TypeAlias = Annotated[str, Meta(max_length=4000)]
+"""A name, a version or a note of at most 4,000 characters."""
 Key: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 40)]
 
 
 class ValueRange(Struct, frozen=True, forbid_unknown_fields=True):
-    """The calibrated and the observed range of one value."""
+    """The range of one value: ``low`` to ``high`` is quantized, ``least`` to ``most`` was observed."""
 
     key: Key
-    """Identifies the computation: see `xrt.graph.hash_values`."""
+    """Hash of the computation of the value, from `xrt.graph.hash_values`."""
     low: float
-    """Lower end of the range to quantize to."""
     high: float
     least: float
-    """Lowest observed number."""
     most: float
     batches: Count = 1
     """Number of batches observed."""
@@ -53,13 +51,11 @@ class ValueRange(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
-    """Ranges of the values of a model, keyed by the computation of each value."""
+    """Ranges of the values of a model, in model order. ``method`` and ``parameters`` are how ``low`` and ``high`` were chosen."""
 
     method: Text
-    """How the ranges were chosen."""
     parameters: Mapping[Text, float] = {}
     ranges: tuple[ValueRange, ...] = ()
-    """In the order of the model."""
 
     @cached_property
     def _by_key(self) -> Mapping[str, ValueRange]:
@@ -73,9 +69,9 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return self._by_key.get(key)
 
     def bind(self, function: Function) -> dict[str, ValueRange]:
-        """Map value names of a Function to ranges; values without a range are omitted.
+        """Map the names of a Function's values to their ranges; values without a range are omitted.
 
-        Raises CalibrationError if no value of the Function has a range: the table belongs to another model.
+        Raises CalibrationError if no value has a range, because the table then belongs to another model.
         """
         ranges = {name: entry for name, key in hash_values(function).items() if (entry := self.find(key)) is not None}
         if not ranges and self.ranges:
@@ -86,13 +82,11 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return ranges
 
     def add(self, name: str, key: str, value_range: ValueRange) -> CalibrationTable:
-        """Copy the table and add the range of one more value."""
+        """Return a copy of the table with ``value_range`` added for the value with this name and key."""
         return msgspec.structs.replace(self, ranges=(*self.ranges, msgspec.structs.replace(value_range, name=name, key=key)))
 
-    # ------------------------------------------------------------------ serialization
-
     def dumps(self) -> str:
-        """Serialize to JSON with one line per value; equal tables give equal text."""
+        """Serialize to JSON; equal tables give equal text."""
         return _TYPE.dumps(self)
 
     @classmethod

@@ -6,7 +6,7 @@ Cache entries, bundles and session files are containers. Layout, with little-end
     sections    each at a multiple of 64 bytes, padded with zeros
     table       JSON: the kind of the file, and name, offset, size and CRC-32 of each section
 
-Readers compare every size with the file before using it, and verify the checksum of a section before returning it.
+A reader compares every size with the size of the file before using it, and verifies a section's checksum before returning it.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ MAGIC = b"\x89XRT\r\n\x1a\n"
 # Alignment in bytes for vector instructions.
 ALIGNMENT = 64
 # Smaller files are read instead of mapped: a mapping keeps the file open.
-MAPPED_FROM = 1 << 20
+MIN_MAPPED_BYTES = 1 << 20
+# Magic, offset of the table, size of the table, checksum of the table.
 _HEAD = struct.Struct("<8sQQI")
-_SEAL = struct.Struct("<I")
+_HEAD_CHECKSUM = struct.Struct("<I")
 
 
 class CorruptFile(BundleError):
-    """The contents differ from those that were written."""
+    """The file was truncated or changed after it was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The location of one section."""
+    """Location and CRC-32 of a section; ``offset`` and ``size`` are in bytes."""
 
     name: str
     offset: int
@@ -78,29 +79,37 @@ class ContainerWriter:
         # The head is written last, so that an incomplete file is never valid.
         head = _HEAD.pack(MAGIC, self._end, len(table), zlib.crc32(table))
         self._file.seek(0)
-        self._file.write(head + _SEAL.pack(zlib.crc32(head)))
+        self._file.write(head + _HEAD_CHECKSUM.pack(zlib.crc32(head)))
         self._file.seek(0, os.SEEK_END)
 
 
 class Container:
-    """An open container. The table is verified on open, a section on first access."""
+    """An open container. The table is verified when it is opened, a section when it is first read."""
 
     def __init__(self, data: memoryview, kind: str) -> None:
-        """Read the table of ``data``. Raises CorruptFile, or BundleError if the file is not of this kind."""
+        """Read the table of ``data``. Raises CorruptFile for damaged data, and BundleError for a container of another kind."""
         self._data = data
-        self._sections = _read_sections(data, kind)
+        table_offset, table_size = _find_table(data)
+        actual_kind, sections = read_table(bytes(data[table_offset : table_offset + table_size]))
+        if actual_kind != kind:
+            raise BundleError(f"it is a {actual_kind!r} file, not a {kind!r} file")
+        # Sections lie between the head and the table.
+        for section in sections:
+            if section.offset % ALIGNMENT or not ALIGNMENT <= section.offset <= section.offset + section.size <= table_offset:
+                raise CorruptFile(f"its section {section.name!r} is outside the file")
+        self._sections = {section.name: section for section in sections}
         self._checked: set[str] = set()
 
     @classmethod
     def open(cls, path: Path, kind: str) -> Container:
-        """Open a file. Large files are mapped, and stay open while a section is referenced.
+        """Open a file. A large file is memory-mapped, and stays open while one of its sections is referenced.
 
-        Raises OSError if the file cannot be read, and the errors of the constructor.
+        Raises OSError if the file cannot be read, CorruptFile if it is damaged, and BundleError if it is of another kind.
         """
         if not (path.is_file() or path.is_dir()) and path.exists():
             raise CorruptFile("it is a pipe or a device, not a regular file")  # opening it may block forever
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size < MAPPED_FROM:
+            if os.fstat(file.fileno()).st_size < MIN_MAPPED_BYTES:
                 return cls(memoryview(file.read()), kind)
             return cls(map_file(file.fileno(), path.resolve()), kind)
 
@@ -109,7 +118,7 @@ class Container:
         return self._sections
 
     def section(self, name: str) -> memoryview:
-        """The bytes of a section, read-only. Raises CorruptFile if it is missing or its checksum differs."""
+        """Return the bytes of a section, read-only. Raises CorruptFile if the section is missing or its checksum differs."""
         entry = self._sections.get(name)
         if entry is None:
             raise CorruptFile(f"it has no section {name!r}")
@@ -122,26 +131,14 @@ class Container:
         return view
 
     def check(self) -> None:
-        """Verify all sections and release the pages read for it; raises CorruptFile."""
+        """Verify all sections; raises CorruptFile. Pages of a mapped file are released afterwards, to keep memory use low."""
         for name in self._sections:
             if name not in self._checked:
                 release_pages(np.frombuffer(self.section(name), np.uint8))
 
 
-def _read_sections(data: memoryview, kind: str) -> dict[str, Section]:
-    start, size = _find_table(data)
-    actual_kind, sections = read_table(bytes(data[start : start + size]))
-    if actual_kind != kind:
-        raise BundleError(f"it is a {actual_kind!r} file, not a {kind!r} file")
-    # Only what lies between the head and the table can be a section.
-    for section in sections:
-        if section.offset % ALIGNMENT or not ALIGNMENT <= section.offset <= section.offset + section.size <= start:
-            raise CorruptFile(f"its section {section.name!r} is outside the file")
-    return {section.name: section for section in sections}
-
-
 def read_table(data: bytes) -> tuple[str, list[Section]]:
-    """Parse a table: the kind of the file, and its sections, whose offsets are not checked. Raises CorruptFile."""
+    """Parse a table to the kind of the file and its sections; raises CorruptFile. The caller checks offsets and sizes."""
     try:
         match json.loads(data):
             case {"kind": str(kind), "sections": list(rows)}:
@@ -159,14 +156,14 @@ def _read_row(row: object) -> Section:
 
 
 def _find_table(data: memoryview) -> tuple[int, int]:
-    """Read the offset and the size of the table from the head; raises CorruptFile if a checksum or a size is wrong."""
-    if len(data) < ALIGNMENT or data[: len(MAGIC)] != MAGIC:
-        raise CorruptFile(
-            "it does not begin like a file written by XRT" if len(data) >= ALIGNMENT else f"it has only {len(data)} bytes"
-        )
+    """Read offset and size of the table from the head; raises CorruptFile if a checksum or a size is wrong."""
+    if len(data) < ALIGNMENT:
+        raise CorruptFile(f"it has only {len(data)} bytes")
+    if data[: len(MAGIC)] != MAGIC:
+        raise CorruptFile("it does not begin like a file written by XRT")
     head = data[: _HEAD.size]
     _, start, size, checksum = _HEAD.unpack(head)
-    if zlib.crc32(head) != _SEAL.unpack_from(data, _HEAD.size)[0]:
+    if zlib.crc32(head) != _HEAD_CHECKSUM.unpack_from(data, _HEAD.size)[0]:
         raise CorruptFile("the checksum of its head differs")
     if start + size != len(data):
         raise CorruptFile(f"it should have {start + size} bytes, and has {len(data)}")

@@ -1,14 +1,13 @@
 """JSON documents with a schema: lockfiles, placement decisions, cost tables and calibration tables.
 
-Names are sorted, with one fact per line, so that diffs are readable. msgspec checks the schema. The text may be merged by hand or
-untrusted, so size, syntax and kind are checked first.
+Names are sorted, with one field or list item per line, so that diffs are readable. A document may be untrusted or merged by hand:
+size, syntax and kind are checked first, then msgspec checks the schema.
 """
 
 from __future__ import annotations
 
 import json
 import stat
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
@@ -19,13 +18,13 @@ T = TypeVar("T", bound=msgspec.Struct)
 D = TypeVar("D")
 
 
-def convert(facts: Any, kind: type[D]) -> D:
-    """Convert parsed JSON to a dataclass or a list of them; raises ValueError if it has another structure or types."""
-    return msgspec.convert(facts, kind)
+def convert(value: Any, type_: type[D]) -> D:
+    """Convert parsed JSON to a dataclass or a list of dataclasses; raises ValueError if structure or types differ."""
+    return msgspec.convert(value, type_)
 
 
 class DocumentError(ValueError):
-    """The text is not a document of this type; ``position`` is the path inside it, such as ``plan[1].at``, or empty."""
+    """The text is not a valid document; ``position`` is the path of the faulty value, such as ``plan[1].at``, or empty."""
 
     def __init__(self, message: str, position: str = "") -> None:
         super().__init__(f"{position}: {message}" if position else message)
@@ -34,7 +33,7 @@ class DocumentError(ValueError):
 
 @dataclass(frozen=True)
 class DocumentType(Generic[T]):
-    """A type of document. ``kind`` identifies it in the file, ``label`` names it in errors."""
+    """A type of document. ``kind`` identifies the type in the file, ``label`` names it in errors."""
 
     kind: str
     label: str
@@ -53,16 +52,16 @@ class DocumentType(Generic[T]):
             return file.read(self.max_bytes + 1)  # one byte too many shows `loads` that the file is too large
 
     def loads(self, data: str | bytes) -> T:
-        """Parse a document; raises DocumentError with the position, and with what is expected there, if it is invalid."""
+        """Parse a document; raises DocumentError with the position and the reason if the document is invalid."""
         if len(data) > self.max_bytes:
             raise DocumentError(f"it has more than {self.max_bytes >> 20} MB, the limit of a {self.label}")
         try:
             text = data.decode() if isinstance(data, bytes) else data  # json would also detect UTF-16 and UTF-32
-            facts = json.loads(text, object_pairs_hook=_check_unique, parse_constant=_reject_constant)
-            kind = facts.pop("kind", None) if isinstance(facts, dict) else None
+            fields = json.loads(text, object_pairs_hook=_make_dict, parse_constant=_reject_constant)
+            kind = fields.pop("kind", None) if isinstance(fields, dict) else None
             if kind != self.kind:
                 raise DocumentError(f"it is not a {self.label}: its kind is {_make_printable(repr(kind))}, not {self.kind!r}")
-            return msgspec.convert(facts, self.schema)
+            return msgspec.convert(fields, self.schema)
         except DocumentError:
             raise
         except RecursionError:
@@ -71,7 +70,8 @@ class DocumentType(Generic[T]):
             hint = "; was it merged by hand?" if "<<<<<<<" in error.doc else ""
             raise DocumentError(f"line {error.lineno} is not JSON: {error.msg}{hint}") from None
         except msgspec.ValidationError as error:
-            message, separator, position = str(error).rpartition(" - at `$")  # the last one: a name may contain it
+            # msgspec appends the position; the last separator counts, because a name in the message may contain it too.
+            message, separator, position = str(error).rpartition(" - at `$")
             if not separator:
                 message, position = position, ""
             position = position.removeprefix(".").removesuffix("`")
@@ -85,12 +85,14 @@ def _make_printable(text: str) -> str:
     return (text if text.isprintable() else ascii(text)[1:-1])[:300]
 
 
-def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    facts = dict(pairs)
-    if len(facts) != len(pairs):
-        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise DocumentError(f"it has {name!a:.60} twice; was it merged by hand?")
-    return facts
+def _make_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make the dict of a JSON object; raises DocumentError for a repeated name, of which `json` would keep the last value."""
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in fields:
+            raise DocumentError(f"it has {name!a:.60} twice; was it merged by hand?")
+        fields[name] = value
+    return fields
 
 
 def _reject_constant(text: str) -> NoReturn:
@@ -98,7 +100,7 @@ def _reject_constant(text: str) -> NoReturn:
 
 
 def _format_json(value: Any, indent: str) -> str:
-    """Format JSON with one line per entry; items of a list are one line each."""
+    """Format JSON with one line per field, and one line per item of a list."""
     inner = f"{indent}  "
     if isinstance(value, dict) and value:
         rows = [f"{inner}{json.dumps(name)}: {_format_json(value[name], inner)}" for name in sorted(value)]

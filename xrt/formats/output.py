@@ -28,34 +28,34 @@ _TEMPORARY = re.compile(r"\.xrt-[\w-]+\.tmp")
 def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     """Write a file atomically: to a temporary file in the same directory, which is then renamed.
 
-    Symbolic links are followed; devices and pipes are written directly. Raises OSError with the original path.
+    Symbolic links are followed; devices and pipes are written directly. Raises OSError with ``path``, not the temporary one.
     """
-    real = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path))
     try:
-        if _is_device(real):
+        if _is_device(target):
             content = io.BytesIO()  # a device may not support seeking
             write(content)
-            with real.open("wb") as device:
+            with target.open("wb") as device:
                 device.write(content.getvalue())
             return
-        _remove_temporaries_once(real.parent)
-        temporary, file = _open_temporary(real)
+        _remove_temporaries_once(target.parent)
+        temporary, file = _open_temporary(target)
         try:
             with file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
-                temporary.replace(real)
+                temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         if error.errno is None:
             raise
-        raise OSError(error.errno, error.strerror, os.fspath(path)) from error  # the caller does not know the temporary name
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
 def remove_dead_temporaries(folder: Path) -> None:
-    """Remove temporary files of killed processes: those that no process has locked."""
+    """Remove temporary files of killed processes; a file that is still being written is locked and stays."""
     with suppress(OSError), os.scandir(folder) as entries:
         for path in [item.path for item in entries if _TEMPORARY.fullmatch(item.name) and item.is_file(follow_symlinks=False)]:
             with suppress(OSError), open(path, "rb") as file:  # noqa: PTH123
@@ -67,20 +67,21 @@ def remove_dead_temporaries(folder: Path) -> None:
 _remove_temporaries_once = cache(remove_dead_temporaries)
 
 
-def _open_temporary(real: Path) -> tuple[Path, BinaryIO]:
-    """Create a file next to ``real`` that is locked while it is open."""
+def _open_temporary(target: Path) -> tuple[Path, BinaryIO]:
+    """Create a file next to ``target`` that is locked while it is open."""
     while True:
-        path = _name_temporary(real)
+        path = _name_temporary(target)
         file = path.open("xb")
         _lock(file, wait=True)
+        # Another process may have removed the file as dead before it was locked: then try again.
         with suppress(FileNotFoundError):
             if os.path.samestat(path.stat(), os.fstat(file.fileno())):
                 return path, file
-        file.close()  # another process removed it as dead before it was locked
+        file.close()
 
 
 def _lock(file: BinaryIO, *, wait: bool) -> bool:
-    """Lock a file and return whether it succeeded. The lock ends with the process."""
+    """Lock a file and return whether that succeeded. The lock ends with the process."""
     if fcntl is None:
         return False
     try:
@@ -92,14 +93,14 @@ def _lock(file: BinaryIO, *, wait: bool) -> bool:
 
 def why_not_writable(path: Path) -> str | None:
     """Explain why `replace_file` cannot write to the path, or return None. Writes one byte to a temporary file to find out."""
-    real = Path(os.path.realpath(path))
-    if os.path.isdir(real):  # noqa: PTH112  # unlike pathlib's, it accepts names that are too long
+    target = Path(os.path.realpath(path))
+    if os.path.isdir(target):  # noqa: PTH112  # unlike Path.is_dir, it accepts names that are too long
         return "it is a folder"
-    if _is_device(real):
-        return None if os.access(real, os.W_OK) else "nothing may be written to it"
+    if _is_device(target):
+        return None if os.access(target, os.W_OK) else "nothing may be written to it"
     if not path.parent.is_dir():
         return f"there is no folder {path.parent}"
-    return _why_not_creatable(real.parent, real.name)
+    return _why_not_creatable(target)
 
 
 def why_not_folder(path: Path) -> str | None:
@@ -112,26 +113,27 @@ def why_not_folder(path: Path) -> str | None:
 
 
 def _is_device(path: Path) -> bool:
-    return os.path.exists(path) and not os.path.isfile(path)  # noqa: PTH110, PTH113  # as above
+    return os.path.exists(path) and not os.path.isfile(path)  # noqa: PTH110, PTH113  # they accept names that are too long
 
 
-def _why_not_creatable(folder: Path, name: str) -> str | None:
-    temporary = _name_temporary(folder / name)
+def _why_not_creatable(path: Path) -> str | None:
+    temporary = _name_temporary(path)
     try:
         with temporary.open("xb") as file:
             file.write(b"\0")
     except PermissionError:
-        return f"nothing may be written to {folder}"
+        return f"nothing may be written to {path.parent}"
     except OSError as error:
-        return f"no file can be made in {folder}: {error.strerror}"
+        return f"no file can be made in {path.parent}: {error.strerror}"
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+    # The temporary name is short; the name of the file itself may be too long.
     try:
-        (folder / name).lstat()
+        path.lstat()
     except FileNotFoundError:
         return None
-    except OSError as error:  # for example, the name is too long
+    except OSError as error:
         return str(error.strerror)
     return None
 
@@ -140,12 +142,12 @@ def _name_temporary(path: Path) -> Path:
     return path.with_name(f".xrt-{os.urandom(6).hex()}.tmp")  # matches _TEMPORARY
 
 
-# A timestamp identifies contents only if it is older than this (in ns): two writes within one clock tick look alike.
-SETTLED = 2_000_000_000
+# A timestamp identifies contents only if it is older than 2 s: two writes within one tick of the clock have equal timestamps.
+MIN_STAMP_AGE_NS = 2_000_000_000
 
 
 def identify_file(path: Path) -> Stamp | None:
-    """The stamp that identifies the contents of a file. None if there is no file, or if it changed within the last 2 s."""
+    """The stamp that identifies the contents of a file; None if the file does not exist or changed within the last 2 s."""
     try:
         status = path.stat()
     except (OSError, ValueError):  # ValueError: a NUL in a stored path
@@ -154,32 +156,32 @@ def identify_file(path: Path) -> Stamp | None:
 
 
 def _make_settled_stamp(status: os.stat_result) -> Stamp | None:
-    is_settled = max(status.st_mtime_ns, status.st_ctime_ns) + SETTLED < time.time_ns()
+    is_settled = max(status.st_mtime_ns, status.st_ctime_ns) + MIN_STAMP_AGE_NS < time.time_ns()
     return make_stamp(status) if is_settled else None
 
 
-def map_file(file: int, path: Path | None = None) -> memoryview:
-    """Memory-map the open file descriptor ``file``. The mapping records ``path``, from which `find_places` locates weights."""
-    status = os.fstat(file)
+def map_file(descriptor: int, path: Path | None = None) -> memoryview:
+    """Memory-map an open file. The mapping records ``path``, so that `find_file_ranges` can locate the weights in it."""
+    status = os.fstat(descriptor)
     if not status.st_size:
         return memoryview(b"")  # an empty file cannot be mapped
-    mapping = FileMapping(file, 0, access=mmap.ACCESS_READ)
+    mapping = FileMapping(descriptor, 0, access=mmap.ACCESS_READ)
     mapping.stamp = _make_settled_stamp(status)
     mapping.path, mapping.inode = path, (status.st_dev, status.st_ino)
     return memoryview(mapping)
 
 
 class FilePart(np.ndarray[Any, np.dtype[np.uint8]]):
-    """A byte range of a file, copied to memory; views of it are plain arrays."""
+    """A byte range of a file, copied to memory. `find_file_ranges` recognizes arrays that are views of it."""
 
     stamp: Stamp = ()
-    """Identity of the file when it was read."""
+    """Identity of the file when the range was read."""
     start: int = 0
     """Offset of the first byte in the file."""
 
 
 def read_file_part(file: io.BufferedReader, start: int, end: int) -> memoryview:
-    """Read a part of the file to aligned memory; raises ModelError if the file is too short."""
+    """Read the bytes between two offsets of a file to aligned memory; raises ModelError if the file is too short."""
     part = make_aligned_block(end - start).view(FilePart)
     part.stamp, part.start = make_stamp(os.fstat(file.fileno())), start
     file.seek(start)

@@ -427,13 +427,13 @@ def read_placement(path: str | os.PathLike[str]) -> PlacementFile:
         raise PlacementFileError(f"cannot read {name!r}: {reason}; {remedy}", file=name, position=position) from error
 
 
-def spell_serving(record: ServingConfiguration | None) -> str:
+def dump_serving(record: ServingConfiguration | None) -> str:
     """Serialize a serving configuration to JSON; None becomes the empty string."""
     return "" if record is None else msgspec.json.encode(record).decode()
 
 
 def parse_serving(text: Any) -> ServingConfiguration | None:
-    """Parse the result of `spell_serving`; an empty string gives None. Raises BundleError if it is invalid."""
+    """Parse the result of `dump_serving`; an empty string gives None. Raises BundleError if it is invalid."""
     if not text:
         return None
     try:

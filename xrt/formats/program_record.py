@@ -1,8 +1,8 @@
-"""Program records: the compiled programs of a model without its nodes, so that a process can start without loading the model.
+"""Program records: descriptions of compiled programs, with which a process can start without loading the model.
 
-A record has the inputs and outputs of the model and of each region, the regions' fingerprints, and the locations of their
-weights. Nodes are not stored; a process that needs them reads the model or the plan. The cache keeps a record by model file and
-options (`write_record`); a bundle is a record with its sections in one file, and the facts of its module (`xrt.formats.bundle`).
+A record has the inputs and outputs of the model and of each region, the fingerprints of the regions, and the locations of the
+weights. It has no nodes: a process that needs nodes reads the model or the plan. The compile cache stores one record per model
+file and options (`write_record`). A bundle has a record too, plus the options of its module (`xrt.formats.bundle`).
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ if TYPE_CHECKING:
 
 
 KIND = "program record"
-MOST_PROGRAMS = 16
-"""A record stores at most this many programs of a model file."""
-MOST_BYTES = 1 << 24
+MAX_PROGRAMS = 16
+"""Maximum number of programs in a record of the cache. The oldest are dropped."""
+MAX_TEXT_BYTES = 1 << 24
 """Maximum bytes of the JSON text of a record in the cache."""
-MOST_SECTIONS = 16_000_000
-"""Maximum bytes of the weights that are stored in the record because no file of the model contains them."""
+MAX_WEIGHT_BYTES = 16_000_000
+"""Maximum bytes of weights in a record. A record stores only weights that no file of the model contains, such as folded ones."""
 
-_TEXT = "record"
+# Section with the JSON text of the record.
+_TEXT_SECTION = "record"
 IN_RECORD = -1
-"""`StoredWeight.file` of a weight stored in the file of the record."""
+"""Value of `StoredWeight.file` for a weight that is stored in the record."""
 
 
 class StoredWeight(NamedTuple):
-    """Location of a constant's bytes."""
+    """Location of the bytes of a constant."""
 
     digest: str
     file: int
@@ -55,14 +56,18 @@ class StoredWeight(NamedTuple):
 
 
 class StoredLaunch(NamedTuple):
-    """A region of a plan: all that a call needs, without the nodes."""
+    """A region of a plan with everything that a call needs, but without nodes."""
 
     name: str
     engine: str
     nodes: tuple[str, ...]
+    """Names of the model's nodes in the region."""
     control: tuple[str, ...]
+    """Names of launches that must run before this one."""
     function: str
+    """Name of the region's Function."""
     fingerprint: str
+    """Fingerprint of the region's Function."""
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     computed: tuple[str, ...]
@@ -76,25 +81,26 @@ class CompiledForm(NamedTuple):
     section: str
     """Section of the bundle; empty if the engine did not save the region."""
     ingredients: tuple[tuple[str, str], ...]
-    """The signature that it was compiled for."""
+    """The cache signature for which the region was compiled, as (name, value) pairs."""
     reason: str = ""
-    """Why the engine did not save it."""
+    """Why the engine did not save the region."""
 
 
 class StoredProgram(NamedTuple):
-    """The program for one input signature. ``implicit`` is the spec of the engine that was added as a fallback, if any."""
+    """The program for one set of input shapes."""
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     launches: tuple[StoredLaunch, ...]
-    """Empty if the program cannot run without the nodes of its plan; then the section ``plan`` is read."""
+    """Empty if the program cannot run without the nodes of its plan; the plan is then read from section ``plan``."""
     engines: tuple[str, ...] = ()
-    """Specs of all engines that took part, by priority."""
+    """Specs of all engines of the plan, by priority."""
     implicit: str | None = None
+    """Spec of the engine that was added as a fallback, if any."""
     key: tuple[tuple[int, ...] | None, ...] | None = None
-    """The input shapes it is compiled for (None: an input without a shape); None for the shapes that the model declares."""
+    """The shape of each input, or None for an input without a shape. The whole key is None for the shapes of the model itself."""
     fetch: tuple[str, ...] = ()
-    """Values that the call fetches instead of the model's outputs."""
+    """Names of the values that the program returns instead of the model's outputs."""
     function: str = ""
     """Section of a bundle with the Function that was planned."""
     plan: str = ""
@@ -104,41 +110,38 @@ class StoredProgram(NamedTuple):
 
 
 class ProgramRecord(NamedTuple):
-    """The programs of a model."""
+    """The programs of a model, with the inputs and outputs that the model declares."""
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     programs: tuple[StoredProgram, ...]
     files: tuple[tuple[str, Stamp], ...] = ()
-    """The model file and its external data files, with stamps to detect changes; none in a bundle."""
+    """The model file and its external data files, with stamps to detect changes; empty in a bundle."""
     facts: Mapping[str, Any] = {}
-    """In a bundle, the options and engines of its module: see `FACTS`."""
+    """In a bundle, the options of its module, see `FACTS`; empty in the cache."""
     sections: Mapping[str, Any] = {}
-    """The weights stored in the record, by digest: their bytes, or the container to read them from."""
+    """Digests of the weights in the record to their bytes, or to the container that has the bytes."""
 
 
 def merge(stored_record: ProgramRecord | None, record: ProgramRecord) -> ProgramRecord | None:
-    """Add the programs of ``record`` to those of ``stored_record``, and drop the oldest that exceed the limits.
+    """Add the programs of ``record`` to the programs of ``stored_record``, and drop the oldest that exceed the limits.
 
-    Return None if the weights of ``record`` alone exceed `MOST_SECTIONS`. Raises BundleError for damaged weights.
+    Stored programs of another version of the model are dropped too. Return None if the weights of ``record`` alone exceed
+    `MAX_WEIGHT_BYTES`. Raises BundleError for damaged weights.
     """
-    programs = list(record.programs)
-    stored_sections: dict[str, Any] = {}
-    if stored_record is not None and (stored_record.files, stored_record.inputs, stored_record.outputs) == (
-        record.files,
-        record.inputs,
-        record.outputs,
-    ):
-        new_keys = {program.key for program in programs}
-        programs = [*(old for old in stored_record.programs if old.key not in new_keys), *programs]
-        stored_sections = dict(stored_record.sections)
-    programs = programs[-MOST_PROGRAMS:]
-    # Drop the oldest stored programs until the weights fit; the new ones are never dropped.
+    programs, sections = list(record.programs), dict(record.sections)
+    models = [(x.files, x.inputs, x.outputs) for x in (stored_record, record) if x is not None]
+    if stored_record is not None and models[0] == models[1]:
+        new_keys = {program.key for program in record.programs}
+        programs = [program for program in stored_record.programs if program.key not in new_keys] + programs
+        sections = {**stored_record.sections, **sections}
+    programs = programs[-MAX_PROGRAMS:]
+    # Drop the oldest stored programs until the weights fit. New programs, at the end of the list, are never dropped.
     while programs:
-        digests = {w.digest for program in programs for launch in program.launches for w in launch.weights if w.file == IN_RECORD}
-        sections = {name: record.sections[name] if name in record.sections else stored_sections[name] for name in sorted(digests)}
-        if sum(len(read_section(data, name)) for name, data in sections.items()) <= MOST_SECTIONS:
-            return record._replace(programs=tuple(programs), sections=sections)
+        weights = [weight for program in programs for launch in program.launches for weight in launch.weights]
+        digests = sorted({weight.digest for weight in weights if weight.file == IN_RECORD})
+        if sum(len(read_section(sections[digest], digest)) for digest in digests) <= MAX_WEIGHT_BYTES:
+            return record._replace(programs=tuple(programs), sections={digest: sections[digest] for digest in digests})
         if len(programs) <= len(record.programs):
             return None
         del programs[0]
@@ -148,7 +151,7 @@ def merge(stored_record: ProgramRecord | None, record: ProgramRecord) -> Program
 def write_record(file: BinaryIO, record: ProgramRecord) -> None:
     """Write a record with its weights to a file of the cache."""
     writer = ContainerWriter(file, KIND)
-    writer.add(_TEXT, dump(record))
+    writer.add(_TEXT_SECTION, dump(record))
     for digest, data in record.sections.items():
         writer.add(digest, read_section(data, digest))
     writer.finish()
@@ -157,26 +160,23 @@ def write_record(file: BinaryIO, record: ProgramRecord) -> None:
 def read_record(path: Path) -> ProgramRecord:
     """Read a record of the cache; raises BundleError if the file is damaged, OSError if it is unreadable."""
     container = Container.open(path, KIND)
-    text = bytes(container.section(_TEXT))
-    if len(text) > MOST_BYTES:
+    text = bytes(container.section(_TEXT_SECTION))
+    if len(text) > MAX_TEXT_BYTES:
         raise BundleError(f"its text has {len(text)} bytes")
     record = parse(text)
     if not record.files:
         raise BundleError("it names no file")
-    return record._replace(sections={name: container for name in container.sections if name != _TEXT})
+    return record._replace(sections={name: container for name in container.sections if name != _TEXT_SECTION})
 
 
 def is_stale(record: ProgramRecord) -> bool:
-    """Whether a file of the model has changed."""
+    """Whether a file of the model has changed since the record was made."""
     return any(identify_file(Path(path)) != stamp for path, stamp in record.files)
 
 
 def read_section(data: Any, digest: str) -> Buffer:
-    """Return the bytes of a stored weight. ``data`` is their container or the bytes. Raises BundleError if damaged."""
+    """Return the bytes of a weight; ``data`` is a value of `ProgramRecord.sections`. Raises BundleError if they are damaged."""
     return data.section(digest) if isinstance(data, Container) else data
-
-
-# ---------------------------------------------------------------------- as text
 
 
 FACTS: Mapping[str, type] = {
@@ -191,19 +191,20 @@ FACTS: Mapping[str, type] = {
     "shapes": dict,
     "serving": str,
 }
-"""Names and types of the facts of a bundle: options of its module; ``writer``, XRT's version; ``model``, the model's section or
-empty for traces of a graph; ``engines``, specs and versions; ``serving``, the serving configuration as JSON, or empty."""
+"""Names and types of the facts of a bundle. Most are options of its module. ``writer`` is the version of XRT, ``model`` the
+section with the model (empty if the bundle has traces of an `xrt.Graph`), ``engines`` a list of specs and versions, and
+``serving`` the serving configuration as JSON, or empty."""
 
 
 def dump(record: ProgramRecord) -> bytes:
-    """Serialize a record without its sections for `parse`: programs as objects, other tuples as lists."""
+    """Serialize a record, except its sections, to JSON for `parse`. Programs become objects, other tuples lists."""
     values = {**record._asdict(), "programs": [program._asdict() for program in record.programs]}
     del values["sections"]
     return json.dumps(values, separators=(",", ":"), default=_dump_value).encode()
 
 
 def _dump_value(value: Value) -> list[Any]:
-    """Convert a value to ``[name, dtype, shape]`` for a tensor, or to ``[name, None, type as text]``."""
+    """Convert a tensor to ``[name, dtype, shape]``, and a value of another type to ``[name, None, type as text]``."""
     type_ = value.type
     if isinstance(type_, TensorType):
         return [value.name, type_.dtype.text, type_.shape]
@@ -211,18 +212,16 @@ def _dump_value(value: Value) -> list[Any]:
 
 
 def parse(data: bytes) -> ProgramRecord:
-    """Parse a record; raises BundleError if the text is invalid."""
+    """Parse the result of `dump`; raises BundleError if it is invalid."""
     try:
         values = json.loads(data)
-        parts = {name: _build(kind, values[name]) for name, kind in _list_fields(ProgramRecord) if name in _PARTS}
-        record = ProgramRecord(**parts, facts=_parse_facts(values["facts"]))
+        types = dict(_list_fields(ProgramRecord))
+        fields = {name: _parse_field(types[name], values[name]) for name in ("inputs", "outputs", "programs", "files")}
+        record = ProgramRecord(**fields, facts=_parse_facts(values["facts"]))
         _check(record)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ModelError) as error:
         raise BundleError(f"it holds no programs: {type(error).__name__}: {error}") from error
     return record
-
-
-_PARTS = ("inputs", "outputs", "programs", "files")
 
 
 def _parse_facts(facts: Any) -> dict[str, Any]:
@@ -231,7 +230,7 @@ def _parse_facts(facts: Any) -> dict[str, Any]:
     for name, kind in FACTS.items():
         if type(facts[name]) is not kind:
             raise TypeError(f"{name} is {facts[name]!r:.80}, not a {kind.__name__}")
-    engines = [{name: _build(str, engine[name]) for name in ("spec", "version")} for engine in facts["engines"]]
+    engines = [{name: _parse_field(str, engine[name]) for name in ("spec", "version")} for engine in facts["engines"]]
     return {**{name: facts[name] for name in FACTS}, "engines": engines}
 
 
@@ -240,8 +239,8 @@ def _list_fields(kind: type) -> tuple[tuple[str, Any], ...]:
     return tuple(get_type_hints(kind).items())
 
 
-def _build(kind: Any, value: Any) -> Any:
-    """Convert parsed JSON to the type of a field; raises TypeError or ValueError if it has another structure."""
+def _parse_field(kind: Any, value: Any) -> Any:
+    """Convert parsed JSON to the type ``kind`` of a field; raises TypeError or ValueError if its structure differs."""
     if kind is str:
         if type(value) is not str:
             raise TypeError(f"a text is expected, not {type(value).__name__}")
@@ -255,14 +254,14 @@ def _build(kind: Any, value: Any) -> Any:
         return _parse_value(*_check_list(value))
     args = get_args(kind)
     if type(None) in args:
-        return None if value is None else _build(args[0], value)
+        return None if value is None else _parse_field(args[0], value)
     if get_origin(kind) is not tuple:  # a NamedTuple
         fields = _list_fields(kind)
         items = [value[name] for name, _ in fields] if isinstance(value, dict) else _check_list(value)
-        return kind(*(_build(field, item) for (_, field), item in zip(fields, items, strict=True)))
+        return kind(*(_parse_field(type_, item) for (_, type_), item in zip(fields, items, strict=True)))
     if args[-1] is Ellipsis:
-        return tuple(_build(args[0], item) for item in _check_list(value))
-    return tuple(_build(field, item) for field, item in zip(args, _check_list(value), strict=True))
+        return tuple(_parse_field(args[0], item) for item in _check_list(value))
+    return tuple(_parse_field(type_, item) for type_, item in zip(args, _check_list(value), strict=True))
 
 
 def _check_list(value: Any) -> list[Any]:
@@ -272,14 +271,16 @@ def _check_list(value: Any) -> list[Any]:
 
 
 def _parse_value(name: Any, dtype: Any, shape: Any) -> Value:
-    name = _build(str, name)
+    """Parse the result of `_dump_value`; without a dtype, ``shape`` is the type as text."""
+    name = _parse_field(str, name)
     if dtype is not None:
-        return Value(name, TensorType(_DTYPES[dtype], None if shape is None else tuple(map(_parse_dim, _check_list(shape)))))
+        dims = None if shape is None else tuple(map(_parse_dim, _check_list(shape)))
+        return Value(name, TensorType(_DTYPES[dtype], dims))
     if shape is None:
         return Value(name)
-    from xrt.formats.text import parse_type  # few models have inputs or outputs that are not tensors
+    from xrt.formats.text import parse_type  # imported only here: nearly all inputs and outputs are tensors
 
-    return Value(name, parse_type(_build(str, shape)))
+    return Value(name, parse_type(_parse_field(str, shape)))
 
 
 _DTYPES = {dtype.text: dtype for dtype in DType}
@@ -288,14 +289,11 @@ _DTYPES = {dtype.text: dtype for dtype in DType}
 def _parse_dim(dim: Any) -> int | str | None:
     if type(dim) is int and dim < 0:
         raise ValueError("an extent is negative")
-    return None if dim is None else _build(str if type(dim) is str else int, dim)
-
-
-# ---------------------------------------------------------------------- consistency
+    return None if dim is None else _parse_field(str if type(dim) is str else int, dim)
 
 
 def _check(record: ProgramRecord) -> None:
-    """Raise ValueError unless the parts of a record fit together."""
+    """Raise ValueError if the fields of a record contradict each other."""
     if not record.files and not record.facts:
         raise ValueError("it names neither a model file nor options of a module")
     for program in record.programs:
@@ -304,9 +302,9 @@ def _check(record: ProgramRecord) -> None:
         for weight in (weight for launch in program.launches for weight in launch.weights):
             if (weight.file != IN_RECORD and weight.file >= len(record.files)) or min(weight.offset, weight.size) < 0:
                 raise ValueError("a weight is outside the files")
-            bytes.fromhex(weight.digest)
+            bytes.fromhex(weight.digest)  # raises ValueError
     if record.files:
-        if len(record.programs) > MOST_PROGRAMS or not all(program.launches for program in record.programs):
+        if len(record.programs) > MAX_PROGRAMS or not all(program.launches for program in record.programs):
             raise ValueError("it has too many programs, or one without launches")
         _check_inputs_and_outputs(record)
 
@@ -315,16 +313,17 @@ _SIZE_TYPE = TensorType(DType.INT64, ())
 
 
 def _check_inputs_and_outputs(record: ProgramRecord) -> None:
-    """Raise ValueError unless each program has the model's inputs and outputs, with their names, dtypes and static dims.
+    """Raise ValueError unless each program has the model's inputs and outputs, with the same names, dtypes and static dims.
 
-    A program that pads its inputs has additional inputs with sizes.
+    A program that pads its inputs has additional inputs, the sizes before padding, as int64 scalars.
     """
+    input_count = len(record.inputs)
     for program in record.programs:
-        count = len(record.inputs)
-        are_complete = len(program.inputs) >= count and len(program.outputs) == len(record.outputs)
+        has_all = len(program.inputs) >= input_count and len(program.outputs) == len(record.outputs)
         pairs = (*zip(program.inputs, record.inputs, strict=False), *zip(program.outputs, record.outputs, strict=False))
-        are_sizes = all(size.type == _SIZE_TYPE for size in program.inputs[count:])
-        if not are_complete or not all(_is_compatible(*pair) for pair in pairs) or not are_sizes:
+        is_matching = all(_is_compatible(*pair) for pair in pairs)
+        has_sizes = all(value.type == _SIZE_TYPE for value in program.inputs[input_count:])
+        if not (has_all and is_matching and has_sizes):
             raise ValueError("a program has other inputs or outputs than the model")
         if program.key is not None and len(program.key) != len(program.inputs):
             raise ValueError("a program's key has another number of inputs")
@@ -341,9 +340,9 @@ def _is_compatible(actual: Value, expected: Value) -> bool:
 def _check_order(program: StoredProgram) -> None:
     """Raise ValueError unless each value is defined once, before it is read."""
     defined = {value.name for value in program.inputs}
-    if len(defined) != len(program.inputs) or len({launch.name for launch in program.launches}) != len(program.launches):
-        raise ValueError("a name occurs twice")
     names = {launch.name for launch in program.launches}
+    if len(defined) != len(program.inputs) or len(names) != len(program.launches):
+        raise ValueError("a name occurs twice")
     for launch in program.launches:
         if not launch.nodes or not set(launch.control) <= names - {launch.name} or not launch.name:
             raise ValueError(f"launch {launch.name!r} has no nodes or no name, or waits for an unknown launch")
@@ -357,13 +356,11 @@ def _check_order(program: StoredProgram) -> None:
         raise ValueError("an output is not computed")
 
 
-# ---------------------------------------------------------------------- weights in model files
-
 MAX_FILES = 16
-"""A module keeps at most this many files open. Models with more files are not started from the cache."""
+"""Maximum number of open files per module. A model with more files is not started from the cache."""
 
 
-class Place(NamedTuple):
+class FileRange(NamedTuple):
     """A byte range of a file."""
 
     path: Path
@@ -371,23 +368,23 @@ class Place(NamedTuple):
     size: int
 
 
-def find_places(path: Path, stamp: Stamp, constants: Mapping[str, Constant]) -> dict[str, Place]:
-    """Find the byte ranges of constants in the model file ``path`` or in its external data, without reading them.
+def find_file_ranges(path: Path, stamp: Stamp, constants: Mapping[str, Constant]) -> dict[str, FileRange]:
+    """Find the byte ranges of constants in the model file ``path`` or in its external data, without reading the files.
 
     Constants that were created in memory, or loaded from a file whose stamp is not ``stamp``, are omitted.
     """
-    places: dict[str, Place] = {}
+    ranges: dict[str, FileRange] = {}
     for name, constant in constants.items():
-        mapped, part = find_file_offset(constant.array), _find_file_part(constant.array)
+        mapped, copied = find_file_offset(constant.array), _find_file_part(constant.array)
         if mapped is not None and mapped[0].path is not None:
-            places[name] = Place(Path(mapped[0].path), mapped[1], constant.nbytes)
-        elif part is not None and part[0] == stamp:
-            places[name] = Place(path, part[1], constant.nbytes)
-    return places
+            ranges[name] = FileRange(Path(mapped[0].path), mapped[1], constant.nbytes)
+        elif copied is not None and copied[0] == stamp:
+            ranges[name] = FileRange(path, copied[1], constant.nbytes)
+    return ranges
 
 
 def _find_file_part(array: np.ndarray[Any, Any]) -> tuple[Stamp, int] | None:
-    """Find the stamp of the file that a C-contiguous array was read from, and its offset there; None for any other array."""
+    """Find the `FilePart` of which a C-contiguous array is a view. Return the file's stamp and the array's offset in the file."""
     base: Any = array if array.flags.c_contiguous else None
     while isinstance(base, np.ndarray | memoryview):
         if isinstance(base, FilePart):
@@ -397,24 +394,24 @@ def _find_file_part(array: np.ndarray[Any, Any]) -> tuple[Stamp, int] | None:
 
 
 def check_unchanged(files: tuple[tuple[str, Stamp], ...]) -> None:
-    """Raise ModelError unless all files still match their stamps."""
+    """Raise ModelError if a file has changed since its stamp was made."""
     for path, stamp in files:
         if identify_file(Path(path)) != stamp:
             raise ModelError(f"{path} has changed since the module was made; make a new XRTModule")
 
 
 class OpenFiles:
-    """Files of a model, kept open and checked against their stamps. Closed by `close` or on garbage collection."""
+    """The open files of a model. They are closed by `close`, or by garbage collection."""
 
     def __init__(self, files: tuple[tuple[str, Stamp], ...]) -> None:
-        """Raises OSError if a file cannot be opened, StaleFunction if it does not match its stamp."""
+        """Raises OSError if a file cannot be opened, StaleFunction if it has changed since its stamp was made."""
         self._files = files
         self._lock = renew_after_fork(threading.Lock())
         with ExitStack() as stack:
             self._open = [stack.enter_context(Path(path).open("rb", buffering=0)) for path, _ in files]
             for file_index in range(len(files)):
                 self._check(file_index)
-            # From here on the files belong to this object; before, the stack closes them if one fails to open.
+            # All files are open: from here on `close` closes them. Until here, the stack does if one of them fails to open.
             self._close = weakref.finalize(self, stack.pop_all().close)
 
     def _check(self, file_index: int) -> None:
@@ -423,9 +420,9 @@ class OpenFiles:
             raise StaleFunction(f"{path} has changed since the module was made")
 
     def read(self, file_index: int, offset: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Read bytes of file ``file_index``. File 0, the model, is copied to aligned memory; the others are memory-mapped.
+        """Return bytes of a file: of file 0, the model, as an aligned copy; of external data files as a memory-mapped view.
 
-        Raises StaleFunction if the file has changed, is unreadable, or after `close`.
+        Raises StaleFunction if the file has changed or is unreadable, and after `close`.
         """
         with self._lock:
             if not self._close.alive:
@@ -451,6 +448,5 @@ class OpenFiles:
             return part
 
     def close(self) -> None:
-        """Close the files."""
         with self._lock:
             self._close()

@@ -1,7 +1,7 @@
-"""Plans as messages of ``proto/xrt.proto``, and Functions as ONNX messages with large constants stored elsewhere.
+"""Serialize Plans as messages of ``proto/xrt.proto``, and Functions as ONNX messages.
 
-A Plan is written from a dictionary keyed by field name and read as the same dictionary; an absent optional field is None.
-`xrt.partition` defines its meaning.
+Large constants can be stored outside the message, for example in sections of a bundle. A Plan is passed as a dictionary from
+field names to values, which `xrt.partition` defines; an absent optional field is None.
 """
 
 from __future__ import annotations
@@ -22,25 +22,22 @@ from xrt.formats.onnx.writing import GraphWriter
 from xrt.graph import Constant, Function
 
 StoreConstant: TypeAlias = Callable[[Constant], str]
-"""Stores a constant outside the message and returns its name."""
+"""Stores a constant outside the message, and returns the name under which `LoadConstant` finds it."""
 LoadConstant: TypeAlias = Callable[[str], memoryview | None]
-"""Returns the bytes, in ONNX's encoding, of the constant with this name; None for an unknown name."""
+"""Returns the bytes of a constant, in ONNX's encoding, by the name that `StoreConstant` returned; None for an unknown name."""
 
 
 def write_plan(values: Mapping[str, Any], store_constant: StoreConstant | None = None) -> bytes:
     """Serialize a Plan deterministically. ``values`` are its fields by name, with Functions for fields that are ONNX models.
 
-    Large constants are stored by ``store_constant``, with their names in the message, or inline without it. Raises ModelError
-    for a Function that ONNX cannot express, and BundleError if the message exceeds protobuf's limit of 2 GB.
+    Large constants are stored by ``store_constant``; without it, they are part of the message. Raises ModelError for a Function
+    that ONNX cannot express, and BundleError if the message exceeds protobuf's limit of 2 GB.
     """
     return _serialize(xrt_pb2.Plan(**_to_message(values, store_constant)))
 
 
 def read_plan(data: bytes, load_constant: LoadConstant = lambda name: None) -> dict[str, Any]:
-    """Parse a Plan written by `write_plan` to its fields by name, with tuples for lists. Raises BundleError if it is invalid.
-
-    ``load_constant`` returns the bytes of the constants that ``store_constant`` stored.
-    """
+    """Parse a Plan to its fields by name, with tuples for lists. Raises BundleError if the data is invalid."""
     try:
         values: dict[str, Any] = _from_message(xrt_pb2.Plan.FromString(data), load_constant)
     except (DecodeError, ModelError) as error:
@@ -49,12 +46,12 @@ def read_plan(data: bytes, load_constant: LoadConstant = lambda name: None) -> d
 
 
 def write_model(function: Function, store_constant: StoreConstant) -> bytes:
-    """Serialize a Function as an ONNX message, storing large constants with ``store_constant``."""
+    """Serialize a Function as an ONNX message. Large constants are stored by ``store_constant``."""
     return _serialize(_to_message(function, store_constant))
 
 
 def read_model(data: bytes, load_constant: LoadConstant) -> Function:
-    """Parse a Function written by `write_model`, whose large constants ``load_constant`` returns. Raises BundleError."""
+    """Parse a Function written by `write_model`. Raises BundleError if the data is invalid."""
     try:
         return read_function(ModelProto.FromString(data), ExternalData(None, load_constant))
     except (DecodeError, ModelError) as error:
@@ -69,7 +66,7 @@ def _serialize(message: Any) -> bytes:
 
 
 def _to_message(value: Any, store_constant: StoreConstant | None) -> Any:
-    """Convert Functions inside the values to ONNX messages, and omit values that are None."""
+    """Convert Functions to ONNX messages, also inside dicts and lists, and omit fields that are None."""
     if isinstance(value, Mapping):
         return {name: _to_message(item, store_constant) for name, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
@@ -78,9 +75,9 @@ def _to_message(value: Any, store_constant: StoreConstant | None) -> Any:
         return value
     if store_constant is None:
         return to_model(value)
-    # Each constant has a section to itself, so the offset is 0.
-    tensor = partial(write_reference, lambda constant: (store_constant(constant), 0))
-    return to_model(value, GraphWriter(tensor, tensor))
+    # Each constant is stored separately, so it begins at offset 0.
+    write_constant = partial(write_reference, lambda constant: (store_constant(constant), 0))
+    return to_model(value, GraphWriter(write_constant, write_constant))
 
 
 def _from_message(value: Any, load_constant: LoadConstant) -> Any:

@@ -1,6 +1,6 @@
-"""The text form of Functions: `to_text` writes complete text, `parse` reads it to an equal Function; DOT and dumps of stages.
+"""The text form of Functions, DOT, and dumps of stages. `to_text` writes text that `parse` reads to an equal Function.
 
-`xrt.graph.printer` describes the syntax; ``#`` starts a comment. The grammar, with names quoted unless they are plain words:
+`xrt.graph.printer` describes the syntax. ``#`` starts a comment. In the grammar, a name is quoted unless it is a plain word:
 
     function  = "function" name "(" values ")" "->" "(" values ")" "{" statement... "}"
     values    = name ":" type, ...
@@ -66,8 +66,10 @@ _TOKEN = re.compile(
 MAX_DEPTH = 50
 """Limit on the nesting of bodies and types: the parser is recursive."""
 _STATEMENTS = ("alias", "const", "doc", "meta", "opset", "type")
-_AS_LIST = {kind.element: kind for kind in AttrKind if kind.is_list}
-_EMPTY = {kind.name.lower(): kind for kind in AttrKind if kind.is_list}
+_LIST_KINDS = {kind.element: kind for kind in AttrKind if kind.is_list}
+"""Kind of an element to kind of the list, for example FLOAT to FLOATS."""
+_LIST_KEYWORDS = {kind.name.lower(): kind for kind in AttrKind if kind.is_list}
+"""An empty list is written with the kind, as in ``ints []``."""
 T = TypeVar("T")
 
 
@@ -76,7 +78,7 @@ class TextError(ModelError):
 
 
 class Token(NamedTuple):
-    """One token; its kind is ``string``, ``number``, ``word``, ``mark`` or ``end``."""
+    """A token; ``kind`` is ``string``, ``number``, ``word``, ``mark`` or ``end``, ``start`` is the offset in the text."""
 
     kind: str
     text: str
@@ -84,7 +86,7 @@ class Token(NamedTuple):
 
     @property
     def description(self) -> str:
-        """The token as errors quote it, abbreviated."""
+        """The token, quoted and abbreviated for errors."""
         if self.kind == "end":
             return "the end of the text"
         return repr(self.text if len(self.text) <= 40 else f"{self.text[:37]}...")
@@ -94,7 +96,7 @@ def parse(text: str) -> Function:
     """Parse a Function; raises ModelError with line and column if the text is invalid."""
     parser = _Parser(text)
     with pause_gc(text.count("\n")):
-        function = parser.function(0)
+        function = parser.parse_function(0)
     if parser.current.kind != "end":
         parser.fail("the end of the text after the function")
     return function
@@ -102,7 +104,7 @@ def parse(text: str) -> Function:
 
 def parse_type(text: str) -> Type:
     """Parse a type; raises ModelError if the text is invalid."""
-    return _Parser(text).type(0)
+    return _Parser(text).parse_type(0)
 
 
 def to_text(function_or_plan: Any) -> str:
@@ -115,10 +117,10 @@ def to_text(function_or_plan: Any) -> str:
 
 @dataclass(slots=True)
 class _Draft:
-    """The contents of a function being parsed."""
+    """The contents of a function that is being parsed."""
 
     doc: dict[str, str] = field(default_factory=dict)
-    """The doc string under the key ``doc``, once parsed: a dictionary, so that `add` detects a duplicate."""
+    """The doc string, under the key ``doc``: a dictionary, so that `add_unique` detects a duplicate."""
     opsets: dict[str, int] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
     aliases: list[tuple[str, str]] = field(default_factory=list)
@@ -128,19 +130,18 @@ class _Draft:
 
 
 class _Parser:
-    """A recursive descent parser with one token of lookahead, ``current``. Most methods parse the grammar rule of their name."""
+    """A recursive descent parser with one token of lookahead, ``current``. ``expected`` is the text for an error."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.current = self.scan(0)
 
-    # ------------------------------------------------------------------ tokens
-
     def scan(self, position: int) -> Token:
         """Match the first token at or after a position, skipping whitespace and comments."""
         match = _TOKEN.match(self.text, position)
-        if match is None or match.lastgroup is None:
-            raise AssertionError("every text matches one of the groups")
+        # The group "character" matches any character, and "end" the end.
+        assert match is not None
+        assert match.lastgroup is not None
         token = Token(match.lastgroup, match[match.lastgroup], match.start(match.lastgroup))
         if token.kind == "character":
             self.fail("a name, a number, a string or a mark", token)
@@ -165,27 +166,26 @@ class _Parser:
         return self.advance()
 
     def fail(self, expected: str, token: Token | None = None, cause: Exception | None = None) -> NoReturn:
-        """Raise TextError: "expected ...; found ...", with the position of ``token``, by default the current one."""
+        """Raise TextError: "expected ...; found ...", with the position of ``token`` (by default, of the current token)."""
         token = token or self.current
         self.fail_with(f"expected {expected}; found {token.description}", token, cause)
 
     def fail_with(self, reason: str, token: Token, cause: Exception | None = None) -> NoReturn:
-        """Raise TextError with the position of the token and the reason."""
         line = self.text.count("\n", 0, token.start) + 1
         column = token.start - self.text.rfind("\n", 0, token.start)
         raise TextError(f"line {line}, column {column}: {reason}") from cause
 
-    def check(self, token: Token, build: Callable[[], T]) -> T:
-        """Return ``build()``; convert its errors to TextErrors at the position of ``token``."""
+    def build(self, token: Token, make: Callable[[], T]) -> T:
+        """Call ``make``; errors in it become TextErrors with the position of ``token``."""
         try:
-            return build()
+            return make()
         except TextError:
             raise
         except (ModelError, ValueError, OverflowError) as error:
             self.fail_with(str(error), token, error)
 
-    def string(self, expected: str, errors: str = "strict") -> str:
-        """Consume a quoted string; with ``errors="surrogateescape"`` it may encode bytes that are not UTF-8."""
+    def parse_string(self, expected: str, errors: str = "strict") -> str:
+        """Parse a quoted string; with ``errors="surrogateescape"`` it may encode bytes that are not UTF-8."""
         if self.current.kind != "string":
             self.fail(f"{expected} in double quotes")
         token = self.advance()
@@ -198,8 +198,8 @@ class _Parser:
             self.fail_with(f"{token.description} holds half of a character (a surrogate without its partner)", token, error)
         return text
 
-    def size(self, expected: str) -> int:
-        """Consume an extent, a version or another integer, which must fit into 64 bits."""
+    def parse_size(self, expected: str) -> int:
+        """Parse an extent, a version or another integer, which must fit into 64 bits."""
         token = self.current
         # Python raises ValueError for integers of thousands of digits.
         if token.kind != "number" or not token.text.lstrip("+-").isdigit() or len(token.text) > 100:
@@ -209,18 +209,18 @@ class _Parser:
             self.fail_with(f"{expected} must fit into 64 bits; found {token.description}", token)
         return number
 
-    def name(self, expected: str) -> str:
+    def parse_name(self, expected: str) -> str:
         if self.current.kind == "string":
-            return self.string(expected)
+            return self.parse_string(expected)
         # A keyword would be ambiguous here; the printer quotes names that equal one.
         if self.current.kind != "word" or self.current.text in KEYWORDS:
             self.fail(expected)
         return self.advance().text
 
-    def name_or_blank(self, expected: str) -> str:
-        return "" if self.accept("_") else self.name(expected)
+    def parse_name_or_blank(self, expected: str) -> str:
+        return "" if self.accept("_") else self.parse_name(expected)
 
-    def items(self, end: str, item: Callable[[], T]) -> list[T]:
+    def parse_items(self, end: str, item: Callable[[], T]) -> list[T]:
         """Parse comma-separated items up to the closing mark; a trailing comma is allowed."""
         items = []
         while not self.accept(end):
@@ -230,198 +230,204 @@ class _Parser:
                 break
         return items
 
-    # ------------------------------------------------------------------ types
-
-    def type(self, depth: int) -> Type:
+    def parse_type(self, depth: int) -> Type:
         if depth > MAX_DEPTH:
             self.fail_with(f"types are nested more than {MAX_DEPTH} deep", self.current)
         if self.current.kind != "word":
             self.fail("a type")
         kind = self.current.text
         if kind not in ("seq", "optional", "map"):
-            return self.tensor_type()
+            return self.parse_tensor_type()
         self.advance()
         self.expect("(")
         if kind == "map":
-            key = self.dtype()
+            key = self.parse_dtype()
             self.expect(",")
-        element = self.type(depth + 1)
+        element = self.parse_type(depth + 1)
         self.expect(")")
         return MapType(key, element) if kind == "map" else SequenceType(element) if kind == "seq" else OptionalType(element)
 
-    def dtype(self) -> DType:
+    def parse_dtype(self) -> DType:
         token = self.advance()
-        return self.check(token, lambda: DType.parse(token.text))
+        return self.build(token, lambda: DType.parse(token.text))
 
-    def tensor_type(self) -> TensorType:
-        dtype = self.dtype()
+    def parse_tensor_type(self) -> TensorType:
+        dtype = self.parse_dtype()
         self.expect("[")
         if self.accept("..."):
             self.expect("]")
             return TensorType(dtype)
-        return TensorType(dtype, tuple(self.items("]", self.extent)))
+        return TensorType(dtype, tuple(self.parse_items("]", self.parse_extent)))
 
-    def extent(self) -> Dim:
+    def parse_extent(self) -> Dim:
         if self.accept("?"):
             return None
-        return self.size("an extent") if self.current.kind == "number" else self.name("an extent: a number, a name or ?")
+        if self.current.kind == "number":
+            return self.parse_size("an extent")
+        return self.parse_name("an extent: a number, a name or ?")
 
-    # ------------------------------------------------------------------ functions
-
-    def function(self, depth: int) -> Function:
+    def parse_function(self, depth: int) -> Function:
         start = self.expect("function")
         if depth > MAX_DEPTH:
             self.fail_with(f"functions are nested more than {MAX_DEPTH} deep", start)
-        name, inputs = self.name("the function's name"), self.values()
+        name, inputs = self.parse_name("the function's name"), self.parse_values()
         self.expect("->")
-        outputs, draft = self.values(), _Draft()
+        outputs, draft = self.parse_values(), _Draft()
         self.expect("{")
         while not self.accept("}"):
             if self.current.kind == "word" and self.current.text in _STATEMENTS:
-                self.declaration(self.advance().text, draft)
+                self.parse_declaration(self.advance().text, draft)
             else:
-                draft.nodes.append(self.node(draft, depth))
-        # The rules of a Function are checked by its constructor; errors get the position of the keyword.
-        doc, nodes, aliases = draft.doc.get("doc", ""), tuple(draft.nodes), tuple(draft.aliases)
-        parts = (draft.constants, draft.opsets, aliases, draft.types, name, doc, draft.metadata)
-        return self.check(start, lambda: Function(inputs, outputs, nodes, *parts))
+                draft.nodes.append(self.parse_node(draft, depth))
+        # The constructor of Function checks its rules; an error gets the position of the keyword "function".
+        return self.build(
+            start,
+            lambda: Function(
+                inputs=inputs,
+                outputs=outputs,
+                nodes=tuple(draft.nodes),
+                constants=draft.constants,
+                opsets=draft.opsets,
+                aliases=tuple(draft.aliases),
+                types=draft.types,
+                name=name,
+                doc=draft.doc.get("doc", ""),
+                metadata=draft.metadata,
+            ),
+        )
 
-    def values(self) -> tuple[Value, ...]:
+    def parse_values(self) -> tuple[Value, ...]:
         self.expect("(")
-        return tuple(self.items(")", self.value))
+        return tuple(self.parse_items(")", self.parse_value))
 
-    def value(self) -> Value:
-        name = self.name_or_blank("a value's name")
+    def parse_value(self) -> Value:
+        name = self.parse_name_or_blank("a value's name")
         self.expect(":")
-        return Value(name, None if self.accept("?") else self.type(0))
+        return Value(name, None if self.accept("?") else self.parse_type(0))
 
-    def declaration(self, kind: str, draft: _Draft) -> None:
+    def parse_declaration(self, kind: str, draft: _Draft) -> None:
         token = self.current
         if kind == "doc":
-            self.add(draft.doc, "doc", self.string("the description"), token)
+            self.add_unique(draft.doc, "doc", self.parse_string("the description"), token)
         elif kind == "opset":
-            name = self.name("a domain")
-            # In quotes it is a domain with that literal name, which the printer distinguishes from ONNX's.
+            name = self.parse_name("a domain")
+            # The word is ONNX's default domain; a domain that is really named "ai.onnx" is quoted.
             domain = "" if token.kind == "word" and name == "ai.onnx" else name
-            self.add(draft.opsets, domain, self.size("the version of the domain"), token)
+            self.add_unique(draft.opsets, domain, self.parse_size("the version of the domain"), token)
         elif kind == "meta":
-            key = self.string("the key")
+            key = self.parse_string("the key")
             self.expect("=")
-            self.add(draft.metadata, key, self.string("the text"), token)
+            self.add_unique(draft.metadata, key, self.parse_string("the text"), token)
         elif kind == "alias":
-            target = self.name("an input")
+            target = self.parse_name("an input")
             self.expect("=")
-            draft.aliases.append((target, self.name("an output")))
+            draft.aliases.append((target, self.parse_name("an output")))
         elif kind == "type":
-            name = self.name("a value")
+            name = self.parse_name("a value")
             self.expect(":")
-            self.add(draft.types, name, self.type(0), token)
+            self.add_unique(draft.types, name, self.parse_type(0), token)
         else:
-            name = self.name("the constant's name")
+            name = self.parse_name("the constant's name")
             self.expect(":")
-            type_ = self.tensor_type()
+            type_ = self.parse_tensor_type()
             self.expect("=")
-            self.add(draft.constants, name, self.content(type_), token)
+            self.add_unique(draft.constants, name, self.parse_content(type_), token)
 
-    def add(self, mapping: dict[str, T], key: str, value: T, token: Token) -> None:
+    def add_unique(self, mapping: dict[str, T], key: str, value: T, token: Token) -> None:
         if key in mapping:
             self.fail_with(f"{token.description} is defined twice", token)
         mapping[key] = value
 
-    # ------------------------------------------------------------------ nodes
-
-    def node(self, draft: _Draft, depth: int) -> Node:
+    def parse_node(self, draft: _Draft, depth: int) -> Node:
         outputs: list[str] = []
         if self.accept("("):
             self.expect(")")
         else:
-            outputs.append(self.output(draft))
+            outputs.append(self.parse_output(draft))
             while self.accept(","):
-                outputs.append(self.output(draft))
+                outputs.append(self.parse_output(draft))
         self.expect("=")
-        op_type, domain = self.name("an operator"), ""
+        op_type, domain = self.parse_name("an operator"), ""
         if self.accept("::"):
-            op_type, domain = self.name("an operator"), op_type
+            op_type, domain = self.parse_name("an operator"), op_type
         self.expect("(")
-        inputs = self.items(")", lambda: self.name_or_blank("an input"))
-        attributes = self.items("}", lambda: self.attribute(depth)) if self.accept("{") else []
-        name = self.name("the node's name") if self.accept("@") else next(filter(None, outputs), "")
-        device = self.string("a device") if self.accept("on") else ""
+        inputs = self.parse_items(")", lambda: self.parse_name_or_blank("an input"))
+        attributes = self.parse_items("}", lambda: self.parse_attribute(depth)) if self.accept("{") else []
+        name = self.parse_name("the node's name") if self.accept("@") else next(filter(None, outputs), "")
+        device = self.parse_string("a device") if self.accept("on") else ""
         control = []
         if self.accept("after"):
-            control.append(self.name("a node's name"))
+            control.append(self.parse_name("a node's name"))
             while self.accept(","):
-                control.append(self.name("a node's name"))
+                control.append(self.parse_name("a node's name"))
         return Node(op_type, tuple(inputs), tuple(outputs), tuple(attributes), domain, name, tuple(control), device)
 
-    def output(self, draft: _Draft) -> str:
+    def parse_output(self, draft: _Draft) -> str:
         token = self.current
-        name = self.name_or_blank(f"a statement ({', '.join(_STATEMENTS)}), or the outputs of a node, or '}}'")
+        name = self.parse_name_or_blank(f"a statement ({', '.join(_STATEMENTS)}), or the outputs of a node, or '}}'")
         if self.accept(":"):
-            self.add(draft.types, name, self.type(0), token)
+            self.add_unique(draft.types, name, self.parse_type(0), token)
         return name
 
-    def attribute(self, depth: int) -> Attribute:
+    def parse_attribute(self, depth: int) -> Attribute:
         token = self.current
-        name = self.name("an attribute")
+        name = self.parse_name("an attribute")
         self.expect("=")
-        kind, value = self.attribute_value(depth)
-        return self.check(token, lambda: Attribute.create(name, value, kind))
+        kind, value = self.parse_attribute_value(depth)
+        return self.build(token, lambda: Attribute.create(name, value, kind))
 
-    def attribute_value(self, depth: int) -> tuple[AttrKind, Any]:
-        if self.current.kind == "word" and self.current.text in _EMPTY:
-            kind = _EMPTY[self.advance().text]
+    def parse_attribute_value(self, depth: int) -> tuple[AttrKind, Any]:
+        if self.current.kind == "word" and self.current.text in _LIST_KEYWORDS:
+            kind = _LIST_KEYWORDS[self.advance().text]
             self.expect("[")
             self.expect("]")
             return kind, ()
         if not self.accept("["):
-            return self.item(depth)
+            return self.parse_item(depth)
         start = self.current
-        items = self.items("]", lambda: self.item(depth))
+        items = self.parse_items("]", lambda: self.parse_item(depth))
         kinds = {kind for kind, _ in items}
         if not kinds:
             self.fail_with(f"an empty list needs its kind, as in {'ints []'!r}", start)
         if len(kinds) > 1:
             names = ", ".join(sorted(kind.name.lower() for kind in kinds))
             self.fail_with(f"a list holds {names}; its items must be of one kind", start)
-        return _AS_LIST[kinds.pop()], [value for _, value in items]
+        return _LIST_KINDS[kinds.pop()], [value for _, value in items]
 
-    def item(self, depth: int) -> tuple[AttrKind, Any]:
+    def parse_item(self, depth: int) -> tuple[AttrKind, Any]:
         token = self.current
         if token.kind == "string":
-            return AttrKind.STRING, self.string("a string")
+            return AttrKind.STRING, self.parse_string("a string")
         if token.kind == "number" and token.text.lstrip("+-").isdigit():
-            return AttrKind.INT, self.size("a whole number of at most 100 digits")
+            return AttrKind.INT, self.parse_size("a whole number of at most 100 digits")
         if token.kind == "number" or token.text in ("inf", "nan"):
-            return AttrKind.FLOAT, self.check(token, lambda: float(parse_numbers([self.advance().text], DType.FLOAT32)[0]))
+            return AttrKind.FLOAT, self.build(token, lambda: float(parse_numbers([self.advance().text], DType.FLOAT32)[0]))
         if token.text == "function":
-            return AttrKind.GRAPH, self.function(depth + 1)
+            return AttrKind.GRAPH, self.parse_function(depth + 1)
         if self.accept("bytes"):
-            return AttrKind.STRING, self.check(self.current, lambda: bytes.fromhex(self.string("bytes in hex")))
+            return AttrKind.STRING, self.build(self.current, lambda: bytes.fromhex(self.parse_string("bytes in hex")))
         if self.accept("tensor"):
-            return AttrKind.TENSOR, self.content(self.tensor_type())
+            return AttrKind.TENSOR, self.parse_content(self.parse_tensor_type())
         if self.accept("type"):
-            return AttrKind.TYPE, self.type(0)
+            return AttrKind.TYPE, self.parse_type(0)
         return self.fail("a number, a string, bytes, tensor, type, function, or a list of one of these")
 
-    # ------------------------------------------------------------------ constants
-
-    def content(self, type_: TensorType) -> Constant:
+    def parse_content(self, type_: TensorType) -> Constant:
         start = self.current
         shape = tuple(dim for dim in type_.shape or () if isinstance(dim, int) and dim >= 0)
         if len(shape) != type_.rank:
             self.fail_with(f"a constant needs a shape of numbers; its type is {type_}", start)
-        return self.check(start, lambda: Constant(self.elements(type_.dtype, shape, start).reshape(shape)))
+        return self.build(start, lambda: Constant(self.parse_elements(type_.dtype, shape, start).reshape(shape)))
 
-    def elements(self, dtype: DType, shape: tuple[int, ...], start: Token) -> np.ndarray[Any, Any]:
-        """Parse the elements of a constant, whose number must match the shape."""
+    def parse_elements(self, dtype: DType, shape: tuple[int, ...], start: Token) -> np.ndarray[Any, Any]:
+        """Parse the elements of a constant; their number must match the shape."""
         if self.accept("sha256"):
             self.fail_with(
                 "the constant is given by its digest only: this text is a summary; to_text writes a complete one", start
             )
         count = math.prod(shape)
         if self.accept("base64"):
-            raw = base64.b64decode(self.string("the bytes"), validate=True)
+            raw = base64.b64decode(self.parse_string("the bytes"), validate=True)
             if dtype is DType.STRING:
                 self.fail_with("strings are listed one by one, not as base64", start)
             size = count * dtype.numpy.itemsize
@@ -430,14 +436,14 @@ class _Parser:
             if dtype is DType.BOOL and max(raw, default=0) > 1:
                 self.fail_with("a byte of a bool constant is neither 0 nor 1", start)
             return np.frombuffer(raw, dtype.numpy)
-        literals = self.items("]", lambda: self.element(dtype)) if self.accept("[") else [self.element(dtype)]
+        literals = self.parse_items("]", lambda: self.parse_element(dtype)) if self.accept("[") else [self.parse_element(dtype)]
         if len(literals) != count:
             self.fail_with(f"a constant of shape {list(shape)} has {count} elements; {len(literals)} are given", start)
         return np.asarray(literals, object) if dtype is DType.STRING else parse_numbers(literals, dtype)
 
-    def element(self, dtype: DType) -> str:
+    def parse_element(self, dtype: DType) -> str:
         if dtype is DType.STRING:
-            return self.string("an element", "surrogateescape")
+            return self.parse_string("an element", "surrogateescape")
         if self.current.kind not in ("number", "word") or len(self.current.text) > 100:
             self.fail(f"a number of {dtype}")
         return self.advance().text
@@ -452,7 +458,7 @@ MAX_ATTRIBUTE_LENGTH = 60
 def to_dot(function: Function) -> str:
     """Convert to the DOT language: operators as boxes, inputs and outputs as ellipses, values as edges.
 
-    Boxes list constants, attributes and the names of bodies. Captures are dashed edges, control dependencies dotted ones. The
+    Boxes list constants, attributes and the names of bodies. Edges of captured values are dashed, control edges are dotted. The
     output is deterministic.
     """
     return "\n".join(["digraph {", *(f"  {line}" for line in _list_dot_statements(function)), "}"]) + "\n"
@@ -462,37 +468,33 @@ def _list_dot_statements(function: Function) -> Iterator[str]:
     yield f"label={_quote([function.name])}; labelloc=t"
     yield "node [shape=box, fontname=Helvetica]; edge [fontname=Helvetica, fontsize=10]"
     numbers = itertools.count()
-    ends: dict[tuple[str, str], str] = {}
+    ellipses: dict[tuple[str, str], str] = {}
     for kind, values in (("input", function.inputs), ("output", function.outputs)):
         for value in dict.fromkeys(values):
-            box = ends[kind, value.name] = f"{kind}{next(numbers)}"
-            yield f"{box} [shape=ellipse, label={_quote(_list_value_lines(value, function))}]"
+            ellipse = ellipses[kind, value.name] = f"{kind}{next(numbers)}"
+            constant = "constant" if value.name in function.constants else ""
+            yield f"{ellipse} [shape=ellipse, label={_quote([value.name, str(value.type or ''), constant])}]"
     boxes = {node.name: f"node{index}" for index, node in enumerate(function.nodes)}
     for node in function.nodes:
         yield f"{boxes[node.name]} [label={_quote(_list_node_lines(node, function))}]"
-    # Constants are listed in the boxes that read them, so no edge starts at one.
-    origins = {value.name: ends["input", value.name] for value in function.inputs}
-    origins |= {name: boxes[node.name] for node in function.nodes for name in node.defined_names}
+    # Constants are listed in the boxes that read them, so no edge starts at a constant.
+    sources = {value.name: ellipses["input", value.name] for value in function.inputs}
+    sources |= {name: boxes[node.name] for node in function.nodes for name in node.defined_names}
 
     def draw_edge(name: str, target: str, style: str = "") -> str:
-        return f"{origins[name]} -> {target} [label={_quote([name, str(function.get_type(name) or '')])}{style}]"
+        return f"{sources[name]} -> {target} [label={_quote([name, str(function.get_type(name) or '')])}{style}]"
 
     for node in function.nodes:
         # `uses` lists the inputs, then the captures.
         input_count = len(node.uses) - len(node.captures)
         for slot, name in enumerate(node.uses):
-            if name in origins:
+            if name in sources:
                 yield draw_edge(name, boxes[node.name], "" if slot < input_count else ", style=dashed")
-        yield from (f'{boxes[before]} -> {boxes[node.name]} [label="", style=dotted]' for before in node.control)
-    yield from (draw_edge(value.name, ends["output", value.name]) for value in function.outputs if value.name in origins)
-
-
-def _list_value_lines(value: Value, function: Function) -> Iterator[str]:
-    yield value.name
-    if value.type is not None:
-        yield str(value.type)
-    if value.name in function.constants:
-        yield "constant"
+        for predecessor in node.control:
+            yield f'{boxes[predecessor]} -> {boxes[node.name]} [label="", style=dotted]'
+    for value in function.outputs:
+        if value.name in sources:
+            yield draw_edge(value.name, ellipses["output", value.name])
 
 
 def _list_node_lines(node: Node, function: Function) -> Iterator[str]:
@@ -515,7 +517,7 @@ def _describe_attribute(attribute: Attribute) -> str:
 
 
 def _quote(lines: Iterable[str]) -> str:
-    """Format lines as a quoted DOT string, escaping quotes and backslashes."""
+    """Format lines, except empty ones, as a quoted DOT string, escaping quotes and backslashes."""
     escaped = (line.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for line in lines if line)
     return '"' + "\\n".join(escaped) + '"'
 
@@ -535,7 +537,7 @@ def dump_stages(stages: Mapping[str, Function], directory: Path) -> None:
         try:
             save(function, stem.with_name(stem.name + ".onnx"))
         except ModelError as error:
-            # The directory shows why a file is missing, for example for opaque operators.
+            # The directory shows why a file is missing: for example, ONNX cannot express opaque operators.
             _write_text(stem.with_name(stem.name + ".onnx.why-not"), f"{error}\n")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from xrt.builder import Builder, Tensor
 from xrt.builder.record_op import apply, emit
 from xrt.errors import ModelError
-from xrt.formats.onnx.inference import node_types
+from xrt.formats.onnx.inference import infer_node_types
 from xrt.graph import DType, Function, TensorType
 
 OPSET = 20
@@ -41,7 +41,7 @@ class LayerBuilder:
     """
 
     def __init__(self, name: str, seed: int) -> None:
-        self._builder = Builder(name, opsets=OPSET, inference=node_types)
+        self._builder = Builder(name, opsets=OPSET, inference=infer_node_types)
         self._random = np.random.default_rng(seed)
 
     def __enter__(self) -> Self:

@@ -12,7 +12,7 @@ import numpy as np
 from xrt.builder import Builder, Tensor
 from xrt.builder.record_op import apply, emit
 from xrt.errors import OptionError
-from xrt.formats.onnx.inference import node_types
+from xrt.formats.onnx.inference import infer_node_types
 from xrt.graph import DType, Function, TensorType
 from xrt.models.layer_builder import LayerBuilder, get_value_shape
 
@@ -176,7 +176,7 @@ class _Network:
 
     def __init__(self, name: str, sizes: DecoderSizes, weights: Mapping[str, Array] | None, seed: int) -> None:
         self.sizes = sizes
-        self.builder = Builder(name, opsets=OPSET, inference=node_types)
+        self.builder = Builder(name, opsets=OPSET, inference=infer_node_types)
         self._weights = weights
         self._random = np.random.default_rng(seed)
 

@@ -39,7 +39,7 @@ from xrt.errors import (
     did_you_mean,
     warn,
 )
-from xrt.formats.arrays import Example, decode_example, encode_example, is_encodable
+from xrt.formats.arrays import Example, decode_example, encode_example, is_numeric_array
 from xrt.formats.bundle import BundleFile, is_bundle, make_working_directory, write_bundle
 from xrt.formats.program_record import IN_RECORD, CompiledForm, ProgramRecord, StoredProgram, StoredWeight
 from xrt.graph import Function
@@ -91,7 +91,7 @@ class BundleTier:
             try:
                 with make_working_directory() as folder:
                     context = replace(request.context, workdir=folder)
-                    saved = self.file.read_compiled(section)
+                    saved = self.file.read_section(section)
                     executable = prepare_or_close(request.engine.load(saved, request.function, context))
             except Exception as error:
                 if self.strict:
@@ -211,9 +211,9 @@ def _make_module(
     record, model = file.record, facts["model"]
     source: ModelSource
     if model:
-        source = DeferredModel(record.inputs, record.outputs, lambda: StaticModel(file.model(model)))
+        source = DeferredModel(record.inputs, record.outputs, lambda: StaticModel(file.read_model(model)))
     else:
-        traces = {_list_types(x): partial(file.model, x.function) for x in record.programs if not x.fetch}
+        traces = {_list_types(x): partial(file.read_model, x.function) for x in record.programs if not x.fetch}
         source = TracedModel([value.name for value in record.inputs], traces)
     module = XRTModule(source, [*specs] or REFERENCE, facts["device"], cache=cache, check=check, isolate=isolate, **options)
     module.dispatcher.max_threads += 2 * module.threads * count  # room for all saved programs at once
@@ -230,7 +230,7 @@ def _make_specialization(program: StoredProgram, file: BundleFile, context: Buil
     from xrt.partition.plan import from_message
 
     plan = from_message(file.read_plan(program.plan))
-    saved = SavedSpecialization(plan, partial(file.model, program.function))
+    saved = SavedSpecialization(plan, partial(file.read_model, program.function))
     return Specialization(plan.function, context, original=plan.function, saved=saved)
 
 
@@ -307,7 +307,7 @@ def save(
     example: bool,
 ) -> None:
     """Implement `XRTModule.save`. Also raises ModelError for a Function that ONNX cannot express."""
-    from xrt.formats.placement_file import spell_serving
+    from xrt.formats.placement_file import dump_serving
     from xrt.module.tuning import find_serving_record
     from xrt.partition.plan import to_message
 
@@ -349,7 +349,7 @@ def save(
         "fold_constants": settings.fold_constants,
         "model": "" if source.is_traced else "model",
         "shapes": dump_shapes(module.sizes.saved_shapes),
-        "serving": spell_serving(find_serving_record(module)),
+        "serving": dump_serving(find_serving_record(module)),
     }
     record = ProgramRecord(source.inputs, source.outputs, tuple(programs), facts=facts)
     if self_test is not None:
@@ -429,7 +429,7 @@ def _draw_inputs(function: Function) -> list[Any]:
 
 def _check_storable(values: Sequence[Any]) -> None:
     """Raise OptionError if a value is not a numeric array, or all together have more than `MAX_EXAMPLE_BYTES`."""
-    if not all(map(is_encodable, values)):
+    if not all(map(is_numeric_array, values)):
         raise OptionError("an input or output is not a numeric tensor")
     if (nbytes := sum(value.nbytes for value in values)) > MAX_EXAMPLE_BYTES:
         raise OptionError(f"it has {nbytes} bytes, and a bundle stores at most {MAX_EXAMPLE_BYTES}")
@@ -437,7 +437,7 @@ def _check_storable(values: Sequence[Any]) -> None:
 
 def read_example(file: BundleFile) -> Example | None:
     """Read the self-test example of a bundle; None if it has none. Raises BundleError if it is damaged."""
-    data = file.find_section(SELF_TEST_SECTION)
+    data = file.read_section(SELF_TEST_SECTION) if SELF_TEST_SECTION in file.sections else None
     return None if data is None else decode_example(data)
 
 

@@ -214,7 +214,7 @@ def _isolate(engines: Sequence[GraphCompiler], settings: ModuleOptions, device_m
         if not names & {original.name, original.spec, ALL_ENGINES}:
             isolated.append(original)
             continue
-        engine, device = IsolatedEngine(load_engine(original), limits, runs=isolation.run), device_map.of(original.spec)
+        engine, device = IsolatedEngine(load_engine(original), limits, runs=isolation.run), device_map.get_device(original.spec)
         isolated.append(engine)
         if device != "cpu" and engine.runs:
             raise OptionError(

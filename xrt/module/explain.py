@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.graph import Constant, Function, TensorType
 from xrt.graph.constants import is_mapped
-from xrt.partition.plan import GROUPED, group, group_reasons, list_some
+from xrt.partition.plan import MIN_GROUP_SIZE, group_by, group_reasons, list_some
 from xrt.placement.result import is_about_engine
 from xrt.runtime import Program, to_host
 from xrt.runtime.inputs import copy_values
@@ -124,8 +124,8 @@ class Explanation:
             for remark in remarks[region.name]:
                 names[region.engine, remark].append(region.name)
         # A remark on many regions is printed once, after the regions.
-        shared = {key: sharing for key, sharing in names.items() if len(sharing) >= GROUPED}
-        for first, *others in group(self.regions, lambda r: (r.engine, r.device, r.nodes, r.operators, remarks[r.name])):
+        shared = {key: sharing for key, sharing in names.items() if len(sharing) >= MIN_GROUP_SIZE}
+        for first, *others in group_by(self.regions, lambda r: (r.engine, r.device, r.nodes, r.operators, remarks[r.name])):
             device = f" ({first.device})" if first.device else ""
             operators = ", ".join(f"{count} {op}" if count > 1 else op for op, count in first.operators)
             yield f"{first.name}  on {first.engine}{device}: {first.nodes} node{'s' * (first.nodes != 1)} ({operators})"
@@ -153,7 +153,7 @@ class Explanation:
                 first_reason, engine = reason_group.reasons[0], ", ".join(reason_group.engines)
                 single = f"{first_reason.node} ({first_reason.op}) not on {engine}: {first_reason.text}"
                 yield f"  {reason_group.summary} ({reason_group.nodes})" if len(reason_group.reasons) > 1 else f"  {single}"
-            for reason_group in group_reasons((reason for reason in self.reasons if is_about_engine(reason)), least=1):
+            for reason_group in group_reasons((reason for reason in self.reasons if is_about_engine(reason)), min_size=1):
                 yield f"  {reason_group.summary}"
         for pin in self.idle_pins:
             yield f"pin {pin} has no effect: its nodes were computed ahead of time, or no output needs them"

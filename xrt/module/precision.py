@@ -13,7 +13,7 @@ from xrt.errors import CalibrationError, OptionError
 from xrt.graph import Function, hash_values
 from xrt.passes import infer_shapes
 from xrt.passes.quantize import list_calibrated_values
-from xrt.passes.quantize.form import OPTIONS, QuantizedForm, fit_table, list_quantizable_nodes, prepare_for_quantization
+from xrt.passes.quantize.form import DEFAULT_OPTIONS, QuantizedForm, fit_table, list_quantizable_nodes, prepare_for_quantization
 from xrt.placement.engine_list import EngineList
 from xrt.precision.budget import ErrorBudget, PrecisionOptions, read_examples
 from xrt.precision.byte_sums import needs_reduced_range
@@ -103,7 +103,7 @@ class _Site:
     def from_function(cls, function: Function) -> _Site:
         """Select the values to observe. Raises CalibrationError if the model has nothing to quantize."""
         prepared = prepare_for_quantization(infer_shapes(function))
-        more = (name for name in list_calibrated_values(prepared, OPTIONS) if function.defines(name))
+        more = (name for name in list_calibrated_values(prepared, DEFAULT_OPTIONS) if function.defines(name))
         names, keys = list(dict.fromkeys([*list_calibrated_values(function), *more])), hash_values(function)
         if not names:
             raise CalibrationError(

@@ -348,7 +348,7 @@ def _has_index_error(error: BaseException | None) -> bool:
 
 
 def _matches(pin: Pin, function: Function) -> bool:
-    return any(pin.match({pin.subject(node) for node in function.nodes}))
+    return any(pin.find_matches({pin.get_subject(node) for node in function.nodes}))
 
 
 # ---------------------------------------------------------------------- all programs of a module

@@ -27,14 +27,14 @@ from xrt.formats.output import identify_file
 from xrt.formats.program_record import (
     IN_RECORD,
     MAX_FILES,
-    MOST_PROGRAMS,
+    MAX_PROGRAMS,
     OpenFiles,
     ProgramRecord,
     StoredLaunch,
     StoredProgram,
     StoredWeight,
     check_unchanged,
-    find_places,
+    find_file_ranges,
     is_stale,
     merge,
     read_record,
@@ -268,8 +268,8 @@ class StoredPlans:
         return Specialization(optimized, context, original=original)
 
     def store(self, builds: Mapping[Any, Specialization], source: ModelSource) -> None:
-        """Store the compiled programs, at most `MOST_PROGRAMS`. Each must have all executables in the cache."""
-        if len(self._tried) >= MOST_PROGRAMS:
+        """Store the compiled programs, at most `MAX_PROGRAMS`. Each must have all executables in the cache."""
+        if len(self._tried) >= MAX_PROGRAMS:
             return
         compiled = {key: build for (key, fetch), build in list(builds.items()) if not fetch and build.compiled}
         new = {key: build for key, build in compiled.items() if key not in self._tried and self._is_complete(build, source)}
@@ -308,7 +308,7 @@ class StoredPlans:
             A constant in another file is omitted, so it is read together with the nodes.
             """
             constants = list_large_constants(function)
-            locations = find_places(self._path, self._stamp, constants)
+            locations = find_file_ranges(self._path, self._stamp, constants)
             for name, constant in constants.items():
                 digest, location = constant.digest.hex(), locations.get(name)
                 if location is not None and os.fspath(location.path) in paths:

@@ -1,8 +1,8 @@
 """The partitioner assigns each node of a model to an engine.
 
-`partition` queries every engine about every node, clusters the nodes so that the graph of clusters is acyclic, and folds each
-cluster into a launch node of the resulting Plan. Nothing is compiled or run and no files are accessed; of an engine, only
-its name, devices and support of nodes are used.
+`partition` queries every engine about every node, clusters the nodes such that the graph of clusters is acyclic, and folds each
+cluster into a launch node of the resulting Plan. Nothing is compiled or run, and no files are accessed. Only the name, the
+devices, and the support of nodes of an engine are used.
 """
 
 from __future__ import annotations

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from xrt.graph import Node
 
 PinSubject = Literal["operator", "name"]
-_FORM = re.compile(r"(?P<patterns>.+?)(?P<relation>!?=)\s*(?P<engine>[A-Za-z_]\w*(\{.*\})?)", re.DOTALL)
+_PIN = re.compile(r"(?P<patterns>.+?)(?P<relation>!?=)\s*(?P<engine>[A-Za-z_]\w*(\{.*\})?)", re.DOTALL)
 _HELP = "a pin reads like 'Conv|Gemm=ort' (force), 'Softmax!=tvm' (forbid) or 'name:/layer1/*=ort' (by node name)"
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Forces the nodes with an operator or name onto an engine, or forbids the engine for them.
+    """Forces nodes, selected by operator or name, onto an engine, or forbids the engine for them.
 
     >>> str(Pin.parse("Conv | Gemm = ort"))
     'Conv|Gemm=ort'
@@ -32,11 +32,11 @@ class Pin:
     patterns: tuple[str, ...]
     """Glob patterns; one of them must match the whole operator or name. ``*`` matches any string and ``?`` one character."""
     engine: str
-    """An engine name, for all engines with this name, or the spec of one engine."""
+    """The name of an engine, which includes all specs with this name, or a spec."""
     by: PinSubject = "operator"
-    """Which attribute of a node the patterns match: `Node.op` (``Conv``, ``com.microsoft.FusedConv``) or `Node.name`."""
+    """Whether the patterns match `Node.op` (``Conv``, ``com.microsoft.FusedConv``) or `Node.name`."""
     forbid: bool = False
-    """Forbid the engine instead of forcing it."""
+    """Forbid the engine instead of forcing the nodes onto it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "patterns", (self.patterns,) if isinstance(self.patterns, str) else tuple(self.patterns))
@@ -54,36 +54,36 @@ class Pin:
 
         Patterns are separated by ``|``. To pin a node name that contains ``|``, use the constructor.
         """
-        match = _FORM.fullmatch(text.strip())
+        match = _PIN.fullmatch(text.strip())
         if match is None:
             raise OptionError(f"{text!r} is not a pin; {_HELP}")
-        subject, by_name, names = match["patterns"].partition("name:")
-        is_by_name = by_name and not subject.strip()
-        patterns = tuple(p.strip() for p in (names if is_by_name else match["patterns"]).split("|"))
+        names = match["patterns"].strip()
+        is_by_name = names.startswith("name:")
+        patterns = tuple(pattern.strip() for pattern in names.removeprefix("name:").split("|"))
         return cls(patterns, match["engine"], "name" if is_by_name else "operator", match["relation"] == "!=")
 
     def __str__(self) -> str:
         prefix = "name:" if self.by == "name" else ""
         return f"{prefix}{'|'.join(self.patterns)}{'!=' if self.forbid else '='}{self.engine}"
 
-    def subject(self, node: Node) -> str:
-        """The operator or name of the node, whichever the patterns match."""
+    def get_subject(self, node: Node) -> str:
+        """Return the name of the node if the pin matches by name, else its operator."""
         return node.name if self.by == "name" else node.op
 
     def matches(self, subject: str) -> bool:
-        """Whether the pin applies to this operator or name."""
+        """Whether a pattern matches this operator or name."""
         return compile_patterns(self.patterns).fullmatch(subject) is not None
 
-    def match(self, subjects: Collection[str]) -> Iterable[str]:
-        """Yield the ``subjects`` (operators or names) that a pattern matches; a subject may be yielded more than once."""
+    def find_matches(self, subjects: Collection[str]) -> Iterable[str]:
+        """Yield the ``subjects`` (operators or names) that match; a subject that matches two patterns is yielded twice."""
         for pattern in self.patterns:
             if "*" in pattern or "?" in pattern:
                 yield from filter(compile_patterns((pattern,)).fullmatch, subjects)
-            # A lookup, because a large model has as many names as nodes, and most pins have no wildcards.
+            # Most pins have no wildcards, and a large model has many names: look the name up instead of searching.
             elif pattern in subjects:
                 yield pattern
 
-    def covers(self, name: str, spec: str) -> bool:
+    def covers_engine(self, name: str, spec: str) -> bool:
         """Whether the pin is about the engine with this name and spec."""
         return self.engine in (name, spec)
 
@@ -109,7 +109,7 @@ class ClusteringOptions:
         object.__setattr__(self, "pins", tuple(_read_pin(pin) for pin in _list_pins(self.pins)))
 
     def __str__(self) -> str:
-        # Only options that differ from the default: plans print this text.
+        # Plans print this text, so it only has options that differ from the default.
         default = ClusteringOptions()
         names = ("minimum_nodes", "maximum_nodes")
         shown = [f"{name}={getattr(self, name)}" for name in names if getattr(self, name) != getattr(default, name)]

@@ -22,26 +22,27 @@ if TYPE_CHECKING:
     from xrt.graph import Node
     from xrt.partition.support_matrix import SupportMatrix
 
-# Copying this many bytes of state per call costs more than a separate region: 20 us at 13 GB/s.
+# Copying this many bytes of state per call takes longer than a separate region: 20 us at 13 GB/s.
 MIN_COPIED_BYTES = 1 << 18
 
 
 def place_updates(
     function: Function, engines: Sequence[GraphCompiler], choices: EligibleEngines, devices: Sequence[str]
 ) -> EligibleEngines:
-    """Exclude engines that would copy state which another engine of the list updates in place; return the remaining choices.
+    """Exclude engines that would copy state, if another engine of the list updates the state in place; return the new choices.
 
-    A state is an alias. Its update is the node that writes the alias's output, plus the nodes whose results only updates read, if
-    an engine may write the result over an input or the result has one element. The update moves to the first engine on the same
-    device that supports all its nodes and declares in-place updates (`GraphCompiler.list_mutable_inputs`). Nothing changes if
-    fewer than `MIN_COPIED_BYTES` would be copied. ``devices`` has the device of each engine. Linear in nodes and edges.
+    A state is an input that has an alias. Its update is the node that computes the output of the alias. A node whose results only
+    updates read belongs to the update too, if the engine may write the result over an input or the result has one element. The
+    updates move to the first engine on the same device that supports them and declares in-place updates
+    (`GraphCompiler.list_mutable_inputs`). Nothing changes if fewer than `MIN_COPIED_BYTES` would be copied. ``devices`` has the
+    device of each engine. Linear in nodes and edges.
     """
     search = _UpdateSearch(function, tuple(engines), choices.candidates(), tuple(devices))
     copied = {result: size for result, size in search.list_copied_outputs() if size is not None}
     nbytes = sum(copied.values())
     if nbytes < MIN_COPIED_BYTES:
         return choices
-    # Nodes are already on the first engine if it supports them, so only later engines can avoid a copy.
+    # Nodes are on the first engine already if it supports them, so only a later engine can avoid a copy.
     for target in range(1, len(engines)):
         update_nodes = search.find_update_nodes(copied, target)
         if sum(size for result, size in copied.items() if function.producer_index(result) in update_nodes) >= MIN_COPIED_BYTES:
@@ -53,15 +54,16 @@ def place_updates(
 
 @dataclass(frozen=True, slots=True)
 class _UpdateSearch:
-    """Finds the nodes that update state, and the aliases whose state would be copied."""
+    """Finds the nodes that update state, and the aliases whose state would be copied. See `place_updates`."""
 
     function: Function
     engines: tuple[GraphCompiler, ...]
     candidates: Sequence[tuple[int, ...]]
+    """For each node, the indices of the engines that may run it, by priority."""
     devices: tuple[str, ...]
 
     def list_copied_outputs(self) -> Iterator[tuple[str, int | None]]:
-        """Yield (output, bytes) for each alias that its node's first candidate would copy; bytes are None if unknown."""
+        """Yield (output, bytes or None) for each alias whose update would not be in place on the first candidate engine."""
         for _, result in self.function.aliases:
             index, type_ = self.function.producer_index(result), self.function.get_type(result)
             if index is not None and isinstance(type_, TensorType) and self.candidates[index]:
@@ -69,37 +71,35 @@ class _UpdateSearch:
                     yield result, type_.nbytes
 
     def find_update_nodes(self, copied: dict[str, int], target: int) -> set[int]:
-        """Find the nodes to assign to engine ``target``, by index. ``copied`` are outputs of aliases that would be copied."""
+        """Find the indices of the nodes to move to engine ``target``. ``copied`` has the outputs of `list_copied_outputs`."""
         function = self.function
         index_of = {node.name: index for index, node in enumerate(function.nodes)}
         outputs = {value.name for value in function.outputs} - copied.keys()
         update_nodes: set[int] = set()
-        # From the last node: a node can join only if all its users have joined.
+        # From the last node to the first: all users of a node in an update must belong to updates.
         for index in reversed(range(len(function.nodes))):
-            node = function.nodes[index]
-            if target not in self.candidates[index] or node.control or self.devices[target] != self.devices[self._first(index)]:
+            node, candidates = function.nodes[index], self.candidates[index]
+            if target not in candidates or node.control or self.devices[target] != self.devices[candidates[0]]:
                 continue
             users = {index_of[use.node.name] for name in node.outputs for use in function.users(name)}
-            is_update = not copied.keys().isdisjoint(node.outputs) or bool(users)
-            if not is_update or not users <= update_nodes or not outputs.isdisjoint(node.outputs):
+            is_used = bool(users) or not copied.keys().isdisjoint(node.outputs)
+            is_used_elsewhere = not users <= update_nodes or not outputs.isdisjoint(node.outputs)
+            if not is_used or is_used_elsewhere:
                 continue
             if self._is_mutable(node, target) or all(self._is_scalar(name) for name in node.outputs):
                 update_nodes.add(index)
         return update_nodes
 
     def explain_exclusions(self, update_nodes: set[int], target: int, nbytes: int) -> dict[tuple[int, int], str]:
-        """Explain, by (node, engine) index, why the update nodes are not on the engines before ``target``."""
-        spec = self.engines[target].spec
+        """Map (node index, engine index) to the reason why an update node is not on an engine before ``target``."""
+        updating_spec = self.engines[target].spec
         exclusions = {}
         for node_index in update_nodes:
             for engine in self.candidates[node_index]:
                 if engine < target:
                     text = f"it updates state, of which engine {self.engines[engine].spec!r} would copy {nbytes:,} bytes per call"
-                    exclusions[node_index, engine] = f"{text}; engine {spec!r} updates it in place"
+                    exclusions[node_index, engine] = f"{text}; engine {updating_spec!r} updates it in place"
         return exclusions
-
-    def _first(self, node_index: int) -> int:
-        return self.candidates[node_index][0]
 
     def _is_mutable(self, node: Node, engine: int) -> bool:
         """Whether the engine may write the node's first result over an input of the same type."""
@@ -126,13 +126,14 @@ def partition(
 ) -> Plan:
     """Partition a Function: a node runs on the first engine that supports it and that no pin, refusal or `minimum_nodes` forbids.
 
-    ``engines`` are ordered by priority. ``implicit`` is the spec of the engine that was added without being listed by the user;
-    it is recorded in the Plan. ``strict`` forbids such an engine. ``refused`` are (node, engine spec, reason) triples for nodes
-    that engines refused to compile in an earlier Plan. ``device`` is the default device of nodes, or a DeviceMap if engines have
-    different ones; no device is accessed. ``capability`` passes the support of nodes if the engines were already queried.
+    ``engines`` are in order of priority. ``implicit`` is the spec of the engine that was added although the user did not list it;
+    the Plan records it. ``strict`` says that the user does not want such an engine, which changes an error text. ``refused`` are
+    (node, engine spec, reason) triples of nodes that engines refused to compile in an earlier Plan. ``device`` is the default
+    device of nodes, or a DeviceMap if engines have different devices; no device is accessed. ``capability`` is the support of
+    nodes, if the engines were queried already.
 
-    Raises OptionError for an engine listed twice, or for an unlisted one in a pin, ``implicit`` or ``refused``; PlanError if a
-    pin cannot be satisfied or no engine supports a node. Linear in nodes and edges.
+    Raises OptionError for an engine that is listed twice, and for an unlisted engine in a pin, ``implicit`` or ``refused``.
+    Raises PlanError if a pin cannot be satisfied or no engine supports a node. Linear in nodes and edges.
     """
     names, specs = [(engine.name, engine.spec) for engine in engines], [engine.spec for engine in engines]
     check_engines(specs, implicit)
@@ -141,16 +142,17 @@ def partition(
         device_map = DeviceMap.from_device(device)
         choices = EligibleEngines.of(function, engines, options.pins, refused, device_map, capability)
         if function.aliases and len(engines) > 1:
-            choices = place_updates(function, engines, choices, list(map(device_map.of, specs)))
+            choices = place_updates(function, engines, choices, list(map(device_map.get_device, specs)))
         candidates = choices.candidates()
         check_all_supported(function, choices, candidates, options.pins, strict)
-        clustering = cluster(function, candidates, options, NodeDevices.query(function, engines, device_map).devices)
-        engine_of = clustering.engines()
+        clustering = cluster(function, candidates, options, NodeDevices.query(function, engines, device_map).list_devices)
+        engine_of = clustering.list_engines()
         folded = fold(function, clustering.clusters, names)
 
         def explain_dissolved(node: int, engine: int) -> str:
             size = clustering.dissolved[node, engine]
-            return f"its cluster of {size} node{'s' * (size != 1)} is smaller than minimum_nodes={options.minimum_nodes}"
+            count = "1 node" if size == 1 else f"{size} nodes"
+            return f"its cluster of {count} is smaller than minimum_nodes={options.minimum_nodes}"
 
         reasons = tuple(_explain(function, choices, engine_of, explain_dissolved))
         return Plan(folded, choices.engines, reasons, options, implicit, normalize_device(device_map.device))
@@ -172,19 +174,19 @@ def check_engines(specs: Sequence[str], implicit: str | None) -> None:
 def _explain(
     function: Function, choices: EligibleEngines, engine_of: Sequence[int], explain_eligible: Callable[[int, int], str]
 ) -> Iterator[Reason]:
-    """Yield, node by node, the reason why the node is not on each engine with higher priority than its own.
+    """Yield for each node and each engine with higher priority than the node's engine why the node is not on that engine.
 
-    ``engine_of`` has the engine index of each node. ``explain_eligible`` is called with the indices of a node and of an engine
-    that may run it; it returns why the node is elsewhere: its cluster was too small, or a measurement chose another engine.
+    ``engine_of`` has the engine index of each node. ``explain_eligible(node index, engine index)`` explains why a node is not on
+    an engine that may run it: its cluster was too small, or a measurement chose another engine.
     """
     for index, (node, engine) in enumerate(zip(function.nodes, engine_of, strict=True)):
-        for earlier in range(engine):
-            text = choices.reason(index, earlier) or explain_eligible(index, earlier)
-            yield Reason(node.name, node.op, choices.engines[earlier], text, choices.updating_engines.get((index, earlier), ""))
+        for other in range(engine):
+            text = choices.reason(index, other) or explain_eligible(index, other)
+            yield Reason(node.name, node.op, choices.engines[other], text, choices.updating_engines.get((index, other), ""))
 
 
 MEASURED_REASON = "placed by measurement"
-"""Why a node is not on an engine of higher priority that supports it: a measured placement chose another one."""
+"""Why a node is not on an engine of higher priority that supports it: a measurement chose another engine."""
 
 
 def plan_from_assignment(
@@ -197,14 +199,14 @@ def plan_from_assignment(
     device: str | DeviceMap = "cpu",
     capability: SupportMatrix | None = None,
 ) -> Plan:
-    """Create a Plan from an explicit ``assignment`` of nodes, by name, to engine specs.
+    """Create a Plan from an explicit ``assignment`` of node names to engine specs.
 
-    Without ``groups``, nodes are clustered into as few regions as possible, like in `partition`. ``groups`` maps node names to
-    region numbers instead. To reproduce a Plan, pass the results of `map_nodes_to_engines` and `map_nodes_to_regions`.
-    ``implicit``, ``device`` and ``capability`` have the same meaning as in `partition`.
+    Without ``groups``, nodes are clustered into few regions, as in `partition`. Otherwise ``groups`` maps node names to region
+    numbers. To reproduce a Plan, pass the results of `map_nodes_to_engines` and `map_nodes_to_regions`. ``implicit``, ``device``
+    and ``capability`` have the same meaning as in `partition`.
 
-    Raises PlanError if a node has no engine, its engine is not listed or does not support it, or if groups form a cycle or mix
-    engines or devices; OptionError for an invalid list of engines.
+    Raises OptionError for an invalid list of engines. Raises PlanError if a node has no engine, if its engine is not listed or
+    does not support it, or if groups form a cycle or mix engines or devices.
     """
     names = [(engine.name, engine.spec) for engine in engines]
     check_engines([spec for _, spec in names], implicit)
@@ -212,11 +214,12 @@ def plan_from_assignment(
         device_map = DeviceMap.from_device(device)
         choices = EligibleEngines.of(function, engines, (), (), device_map, capability)
         engine_of = _index_engines(function, choices, assignment)
-        devices = NodeDevices.query(function, engines, device_map).devices
+        node_devices = NodeDevices.query(function, engines, device_map)
         if groups is None:
-            clusters = cluster(function, [(engine,) for engine in engine_of], ClusteringOptions(), devices).clusters
+            candidates = [(engine,) for engine in engine_of]
+            clusters = cluster(function, candidates, ClusteringOptions(), node_devices.list_devices).clusters
         else:
-            clusters = _make_clusters(function, engine_of, groups, devices(engine_of))
+            clusters = _make_clusters(function, engine_of, groups, node_devices.list_devices(engine_of))
         folded = fold(function, clusters, names)
         reasons = tuple(_explain(function, choices, engine_of, lambda node, engine: MEASURED_REASON))
         return Plan(folded, choices.engines, reasons, ClusteringOptions(), implicit, normalize_device(device_map.device))
@@ -232,11 +235,8 @@ def map_nodes_to_regions(plan: Plan) -> dict[str, int]:
     return {name: index for index, launch in enumerate(plan.launches) for name in launch.nodes}
 
 
-# ------------------------------------------------------------------ assigned engines
-
-
 def _index_engines(function: Function, choices: EligibleEngines, assignment: Mapping[str, str]) -> list[int]:
-    """Convert an assignment to an engine index per node; PlanError if a node's engine is missing or does not support it."""
+    """Convert an assignment to an engine index per node. Raises PlanError if an engine is missing or does not support a node."""
     index_of = {spec: index for index, spec in enumerate(choices.engines)}
     indices = []
     for node_index, node in enumerate(function.nodes):
@@ -255,9 +255,6 @@ def _index_engines(function: Function, choices: EligibleEngines, assignment: Map
     return indices
 
 
-# ------------------------------------------------------------------ regions
-
-
 def _make_clusters(
     function: Function, engine_of: Sequence[int], groups: Mapping[str, int], devices: Sequence[str]
 ) -> tuple[Cluster, ...]:
@@ -269,20 +266,20 @@ def _make_clusters(
         members.setdefault(groups[node.name], []).append(index)
     clusters = []
     for _, nodes in sorted(members.items()):
-        engines, group_devices = {engine_of[index] for index in nodes}, {devices[index] for index in nodes} - {""}
+        engines = {engine_of[index] for index in nodes}
+        group_devices = {devices[index] for index in nodes} - {""}
         if len(engines) > 1 or len(group_devices) > 1:
             names = ", ".join(repr(function.nodes[index].name) for index in nodes[:6])
             raise PlanError(f"nodes {names} are in one group but differ in engine or device")
         clusters.append(Cluster(tuple(nodes), engines.pop(), max(group_devices, default="")))
     cluster_of = {index: cluster_index for cluster_index, group in enumerate(clusters) for index in group.nodes}
-    needed_clusters: dict[int, set[int]] = {cluster_index: set() for cluster_index in range(len(clusters))}
-    for index, needed in enumerate(DependencyGraph.of(function).predecessors):
-        needed_clusters[cluster_of[index]].update(
-            cluster_of[earlier] for earlier in needed if cluster_of[earlier] != cluster_of[index]
-        )
+    predecessors: dict[int, set[int]] = {cluster_index: set() for cluster_index in range(len(clusters))}
+    for index, needed_nodes in enumerate(DependencyGraph.of(function).predecessors):
+        cluster_index = cluster_of[index]
+        predecessors[cluster_index].update({cluster_of[needed] for needed in needed_nodes} - {cluster_index})
     try:
-        TopologicalSorter(needed_clusters).prepare()
+        TopologicalSorter(predecessors).prepare()
     except CycleError as error:
-        count = len(error.args[1]) - 1  # the first group of the cycle is listed at its end too
+        count = len(error.args[1]) - 1  # the list of the cycle begins and ends with the same group
         raise PlanError(f"{count} groups depend on each other in a cycle; split one of them") from error
     return tuple(clusters)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A copy of a value from one device to another, made once for all its readers there."""
+    """A copy of a value from one device to another, for all readers on the target device."""
 
     value: str
     type: Type | None
@@ -26,7 +26,7 @@ class Transfer:
     """Device of the producer; for an input of the model, the plan's device."""
     target: str
     readers: tuple[str, ...]
-    """Launches on the target that read the value, in plan order; empty if it is only an output of the model."""
+    """Names of the launches on the target that read the value, in plan order; empty if it is only an output of the model."""
 
     @property
     def nbytes(self) -> int | None:
@@ -39,12 +39,12 @@ class Transfer:
 
 
 def find_transfers(function: Function, launches: Iterable[Launch], device: str) -> Iterator[Transfer]:
-    """Yield the copies between devices of a plan, in definition order; ``device`` is the plan's device.
+    """Yield the copies between devices of a plan, in the order in which the values are defined; ``device`` is the plan's device.
 
     Constants are not copied, because each region contains the constants that it reads. Linear.
     """
     launches = tuple(launches)
-    # The common case: everything on one device.
+    # The common case: all regions on one device.
     if all(launch.device in ("", device) for launch in launches):
         return
     sources: dict[str, tuple[str, Type | None]] = {value.name: (device, value.type) for value in function.inputs}
@@ -66,14 +66,14 @@ def find_transfers(function: Function, launches: Iterable[Launch], device: str) 
                 yield Transfer(name, type_, source, target, tuple(readers[name, target]))
 
 
-# This many equal regions or reasons, or more, share one line.
-GROUPED = 3
+# At least this many equal regions or reasons share one line of text.
+MIN_GROUP_SIZE = 3
 MAX_LISTED_NAMES = 4
 T = TypeVar("T")
 
 
-def group(items: Iterable[T], key: Callable[[T], Hashable], least: int = GROUPED) -> Iterator[Sequence[T]]:
-    """Yield groups of items with equal keys, at the position of the first item. Groups of fewer than ``least`` are split."""
+def group_by(items: Iterable[T], key: Callable[[T], Hashable], min_size: int = MIN_GROUP_SIZE) -> Iterator[Sequence[T]]:
+    """Yield groups of items with equal keys, in the order of their first items. Smaller groups than ``min_size`` are split."""
     entries = list(items)
     groups: dict[Hashable, list[T]] = {}
     for item in entries:
@@ -81,7 +81,7 @@ def group(items: Iterable[T], key: Callable[[T], Hashable], least: int = GROUPED
     seen: set[Hashable] = set()
     for item in entries:
         item_key = key(item)
-        if len(groups[item_key]) < least:
+        if len(groups[item_key]) < min_size:
             yield (item,)
         elif item_key not in seen:
             seen.add(item_key)
@@ -90,63 +90,63 @@ def group(items: Iterable[T], key: Callable[[T], Hashable], least: int = GROUPED
 
 @dataclass(frozen=True, slots=True)
 class ReasonGroup:
-    """Nodes that some engines do not run, all for the same reason."""
+    """Nodes that are not on some engines, all for the same reason."""
 
     reasons: tuple[Reason, ...]
-    """One reason per node; its `engine` is the first of `engines`."""
+    """One reason per node, for the first engine of ``engines``."""
     engines: tuple[str, ...]
 
     @property
     def summary(self) -> str:
         """For example ``52 nodes not on ort, xla: placed by measurement``."""
-        count = len(self.reasons)
-        return f"{count} node{'s' * (count != 1)} not on {', '.join(self.engines)}: {self.reasons[0].text}"
+        return f"{_count(len(self.reasons), 'node')} not on {', '.join(self.engines)}: {self.reasons[0].text}"
 
     @property
     def nodes(self) -> str:
-        """The first node names, and the count of the others."""
+        """The names of the first nodes, and the number of the other nodes."""
         return list_some([reason.node for reason in self.reasons])
 
 
-def group_reasons(reasons: Iterable[Reason], least: int = GROUPED) -> list[ReasonGroup]:
-    """Group reasons by engine and text; groups of fewer than ``least`` nodes are split.
+def group_reasons(reasons: Iterable[Reason], min_size: int = MIN_GROUP_SIZE) -> list[ReasonGroup]:
+    """Group reasons by engine and text; groups of fewer than ``min_size`` nodes are split.
 
-    Groups with the same nodes and text on several engines are merged.
+    Groups of several engines with the same nodes and text are merged.
     """
     merged: dict[tuple[str, tuple[str, ...]], ReasonGroup] = {}
-    for alike in group(reasons, lambda reason: (reason.engine, reason.text), least):
-        # Engines that decline the same nodes for the same reason share one line.
-        key = alike[0].text, tuple(reason.node for reason in alike)
-        earlier = merged.get(key)
-        engines = (*earlier.engines, alike[0].engine) if earlier else (alike[0].engine,)
-        merged[key] = ReasonGroup(earlier.reasons if earlier else tuple(alike), engines)
+    for equal_reasons in group_by(reasons, lambda reason: (reason.engine, reason.text), min_size):
+        engine, text = equal_reasons[0].engine, equal_reasons[0].text
+        key = text, tuple(reason.node for reason in equal_reasons)
+        if key in merged:
+            merged[key] = replace(merged[key], engines=(*merged[key].engines, engine))
+        else:
+            merged[key] = ReasonGroup(tuple(equal_reasons), (engine,))
     return list(merged.values())
 
 
-def list_some(names: Sequence[str], most: int = MAX_LISTED_NAMES) -> str:
-    """Join the first ``most`` names, and count the rest.
+def list_some(names: Sequence[str]) -> str:
+    """Join the first `MAX_LISTED_NAMES` names, and count the others.
 
-    >>> list_some(["a", "b", "c"], most=2)
-    'a, b and 1 more'
+    >>> list_some("abcdef")
+    'a, b, c, d and 2 more'
     """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
+    return ", ".join(names[:MAX_LISTED_NAMES]) + more
 
 
-LAUNCH = "Launch"
-DOMAIN = "xrt"
+LAUNCH_OP = "Launch"
+LAUNCH_DOMAIN = "xrt"
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a node is not on an engine with higher priority than its own."""
+    """Why a node is not on an engine that has higher priority than the node's engine."""
 
     node: str
     op: str
     engine: str
     text: str
     updating_engine: str = ""
-    """If the reason is that `engine` would copy state: the spec of the engine that updates it in place. Otherwise empty."""
+    """If the reason is that ``engine`` would copy state: the spec of the engine that updates the state in place; else empty."""
 
     def __str__(self) -> str:
         return f"{self.node!r} ({self.op}) is not on {self.engine}: {self.text}"
@@ -159,7 +159,7 @@ class Launch:
     name: str
     engine: str
     function: Function
-    """The region as a Function of its own; its values have the same names as in the model."""
+    """The nodes of the region as a Function; values have the same names as in the model."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     nodes: tuple[str, ...]
@@ -187,14 +187,14 @@ class Launch:
 def launch_node(
     name: str, engine: str, body: Function, nodes: tuple[str, ...], *, device: str = "", control: tuple[str, ...] = ()
 ) -> Node:
-    """Create the launch node of a region, with the inputs and outputs of its ``body``; ``nodes`` are the body's node names."""
+    """Create the launch node of a region, with the inputs and outputs of ``body``. ``nodes`` are the names of its nodes."""
     attributes = (
         Attribute("body", AttrKind.GRAPH, body),
         Attribute("engine", AttrKind.STRING, engine),
         Attribute("nodes", AttrKind.STRINGS, nodes),
     )
     inputs, outputs = tuple(v.name for v in body.inputs), tuple(v.name for v in body.outputs)
-    return Node(LAUNCH, inputs, outputs, attributes, DOMAIN, name, control, device)
+    return Node(LAUNCH_OP, inputs, outputs, attributes, LAUNCH_DOMAIN, name, control, device)
 
 
 @dataclass(frozen=True)
@@ -205,11 +205,11 @@ class Plan:
     """
 
     function: Function
-    """The folded model: each node is a launch node. It has only those constants that are outputs of the model."""
+    """The folded model: each node is a launch node. Its constants are those that are outputs of the model."""
     engines: tuple[str, ...]
-    """Specs of all engines considered, by priority; some may have no nodes."""
+    """Specs of all engines that were considered, by priority; some may have no nodes."""
     reasons: tuple[Reason, ...] = ()
-    """For each node, in model order, one reason per engine with higher priority than its own."""
+    """For each node, in model order, one reason per engine that has higher priority than the node's engine."""
     options: ClusteringOptions = ClusteringOptions()
     implicit: str | None = None
     """Spec of the engine that was added although the user did not list it; None if there is none."""
@@ -227,12 +227,21 @@ class Plan:
         return tuple(find_transfers(self.function, self.launches, self.device))
 
     def get_device(self, launch: Launch) -> str:
-        """The device of a launch."""
         return launch.device or self.device
 
     def _repr_html_(self) -> str:
         """Render diagrams and tables for a notebook."""
-        return render_plan(self)
+        from xrt.html.views import format_count, render_cell
+
+        nodes = sum(len(launch.nodes) for launch in self.launches)
+        facts = {
+            "engines": ", ".join(f"{spec} (fallback)" if spec == self.implicit else spec for spec in self.engines),
+            "device": self.device if self.device != "cpu" else None,
+            "options": str(self.options) or None,
+            "copies": str(len(self.copies)) if self.copies else None,
+        }
+        title = f"Plan: {format_count(nodes, 'node')} in {format_count(len(self.launches), 'region')}"
+        return render_cell("plan.html", title=title, facts=facts, **describe_plan(self, self.reasons))
 
     def to_bytes(self) -> bytes:
         """Serialize as a Plan message of ``proto/xrt.proto``, including all constants; equal Plans have equal bytes.
@@ -251,7 +260,7 @@ class Plan:
         return from_message(read_plan(data))
 
     def __str__(self) -> str:
-        """Print the plan. Equal regions, and equal reasons, share one line; the attribute `reasons` has one per node."""
+        """Format the plan. Equal regions share a line, and so do equal reasons; `Plan.reasons` has one reason per node."""
         return "\n".join(_format_lines(self))
 
 
@@ -262,8 +271,7 @@ def _format_lines(plan: Plan) -> Iterator[str]:
     yield f"plan: {_count(nodes, 'node')} in {_count(len(plan.launches), 'region')} on {engines}{where}"
     if str(plan.options):
         yield f"options: {plan.options}"
-    for alike in group(plan.launches, lambda x: (x.engine, x.device, tuple(n.op for n in x.function.nodes), bool(x.control))):
-        first, *others = alike
+    for first, *others in group_by(plan.launches, _make_launch_key):
         yield from _format_launch(first)
         if others:
             yield f"{list_some([x.name for x in others])} on {first.engine}: the same operators as {first.name}"
@@ -272,8 +280,11 @@ def _format_lines(plan: Plan) -> Iterator[str]:
     yield from _format_reasons(group_reasons(plan.reasons))
 
 
+def _make_launch_key(launch: Launch) -> Hashable:
+    return launch.engine, launch.device, tuple(node.op for node in launch.function.nodes), bool(launch.control)
+
+
 def _format_reasons(groups: Sequence[ReasonGroup]) -> Iterator[str]:
-    """Yield one line per group of reasons."""
     if not groups:
         return
     is_grouped = any(len(entry.reasons) > 1 or len(entry.engines) > 1 for entry in groups)
@@ -292,8 +303,8 @@ def _format_launch(launch: Launch) -> Iterator[str]:
     yield f"  nodes:  {', '.join(f'{node.name} ({node.op})' for node in launch.function.nodes)}"
     yield f"  in:     {', '.join(map(str, launch.function.inputs)) or 'nothing'}"
     yield f"  out:    {', '.join(map(str, launch.function.outputs)) or 'nothing'}"
-    for before, after in launch.function.aliases:
-        yield f"  writes: {after} into {before}"
+    for input_name, output_name in launch.function.aliases:
+        yield f"  writes: {output_name} into {input_name}"
     if launch.control:
         yield f"  after:  {', '.join(launch.control)}"
 
@@ -302,15 +313,15 @@ def _count(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-# ---------------------------------------------------------------------- as a message
+# ---------------------------------------------------------------------- protobuf message
 
 
 def to_message(plan: Plan) -> dict[str, Any]:
-    """Convert a Plan to a dict with the fields of its protobuf message."""
-    # Bodies are stored once, as launches, not as attributes of the launch nodes.
-    bare = tuple(replace(node, attributes=()) for node in plan.function.nodes)
+    """Convert a Plan to the fields of its protobuf message, by name."""
+    # Each body is stored once: in `launches`, not in the attributes of the launch node.
+    nodes = tuple(replace(node, attributes=()) for node in plan.function.nodes)
     return {
-        "function": plan.function.replace(nodes=bare),
+        "function": plan.function.replace(nodes=nodes),
         "launches": [{"name": x.name, "engine": x.engine, "nodes": x.nodes, "function": x.function} for x in plan.launches],
         "engines": plan.engines,
         "reasons": [asdict(reason) for reason in plan.reasons],
@@ -322,13 +333,13 @@ def to_message(plan: Plan) -> dict[str, Any]:
 
 def from_message(values: dict[str, Any]) -> Plan:
     """Convert the fields of a protobuf message to a Plan; raises BundleError if they are inconsistent."""
-    options, frame = values["options"], values["function"]
+    options, function = values["options"], values["function"]
     launches = {launch["name"]: launch for launch in values["launches"]}
     try:
-        if options is None or frame is None:
+        if options is None or function is None:
             raise BundleError("it has no model or no options")
         return Plan(
-            function=frame.replace(nodes=tuple(_with_launch(node, launches, frame) for node in frame.nodes)),
+            function=function.replace(nodes=tuple(_restore_launch_node(node, launches, function) for node in function.nodes)),
             engines=values["engines"],
             reasons=tuple(Reason(**reason) for reason in values["reasons"]),
             options=read_options(options),
@@ -339,11 +350,11 @@ def from_message(values: dict[str, Any]) -> Plan:
         raise BundleError(f"the Plan is damaged: {error}") from error
 
 
-def _with_launch(node: Node, launches: dict[str, dict[str, Any]], frame: Function) -> Node:
-    """Restore the attributes of a launch node from the launch of the same name; raises BundleError if it is missing."""
+def _restore_launch_node(node: Node, launches: dict[str, dict[str, Any]], function: Function) -> Node:
+    """Add the attributes to a launch node, from the launch of the same name; raises BundleError if there is none."""
     launch = launches.get(node.name)
     if launch is None or launch["function"] is None:
-        raise BundleError(f"it has {len(frame.nodes)} launch nodes and no launch for {node.name!r}")
+        raise BundleError(f"it has {len(function.nodes)} launch nodes and no launch for {node.name!r}")
     engine, body, nodes = launch["engine"], launch["function"], launch["nodes"]
     return launch_node(node.name, engine, body, nodes, device=node.device, control=node.control)
 
@@ -351,45 +362,31 @@ def _with_launch(node: Node, launches: dict[str, dict[str, Any]], frame: Functio
 # ---------------------------------------------------------------------- in a notebook
 
 
-def render_plan(plan: Plan) -> str:
-    """Render the notebook cell of a Plan."""
-    from xrt.html.views import format_count, render_cell
-
-    nodes = sum(len(launch.nodes) for launch in plan.launches)
-    engines = [f"{spec} (fallback)" if spec == plan.implicit else spec for spec in plan.engines]
-    facts = {
-        "engines": ", ".join(engines),
-        "device": plan.device if plan.device != "cpu" else None,
-        "options": str(plan.options) or None,
-        "copies": str(len(plan.copies)) if plan.copies else None,
-    }
-    title = f"Plan: {format_count(nodes, 'node')} in {format_count(len(plan.launches), 'region')}"
-    return render_cell("plan.html", title=title, facts=facts, **describe_plan(plan, plan.reasons))
-
-
 def describe_plan(plan: Plan | None, reasons: Sequence[Reason], times: MeanCall | None = None) -> dict[str, Any]:
     """Create the variables of the macros in ``plans.html``: the diagram, the launches, and one row per group of equal reasons."""
     from xrt.html.views import make_plan_picture
 
     regions = list_regions(plan) if plan else ()
-    rows = [(g.nodes, len(g.reasons), ", ".join(g.engines), g.reasons[0].text) for g in group_reasons(reasons, least=1)]
+    launches = plan.launches if plan else ()
+    groups = group_reasons(reasons, min_size=1)
     colors = color_engines(region.engine for region in regions)
     return {
         "picture": make_plan_picture("this model", regions, times, colors) if regions else None,
-        "launches": [_describe_launch(plan, x, region) for x, region in zip(plan.launches, regions, strict=True)] if plan else [],
-        "reasons": rows,
+        "launches": [_describe_launch(plan, x, region) for x, region in zip(launches, regions, strict=True)] if plan else [],
+        "reasons": [(x.nodes, len(x.reasons), ", ".join(x.engines), x.reasons[0].text) for x in groups],
     }
 
 
-def _describe_launch(plan: Plan, x: Launch, region: PlanRegion) -> tuple[object, ...]:
+def _describe_launch(plan: Plan, launch: Launch, region: PlanRegion) -> tuple[object, ...]:
+    """Make the row of a launch: name, engine, device, number of nodes, operators, inputs and outputs."""
     from xrt.html.views import list_operators
 
-    ends = (", ".join(map(str, values)) or "nothing" for values in (x.function.inputs, x.function.outputs))
-    return x.name, x.engine, plan.get_device(x), len(x.nodes), list_operators(region), *ends
+    inputs, outputs = (", ".join(map(str, x)) or "nothing" for x in (launch.function.inputs, launch.function.outputs))
+    return launch.name, launch.engine, plan.get_device(launch), len(launch.nodes), list_operators(region), inputs, outputs
 
 
 def color_engines(engines: Iterable[str]) -> dict[str, str]:
-    """Map engines, given by name or spec, to colors: each engine's declared color, unless another engine already has it."""
+    """Map engine names or specs to colors: the declared color of the engine, unless another engine has it already."""
     from xrt.engines.contract.registry import find_declaration
     from xrt.html.views import assign_colors
 

@@ -1,7 +1,7 @@
 """Passes: stateless functions from a Function to an equivalent Function.
 
-A pass returns its input unchanged where it cannot improve it, so no pass fails on a model that runs. Passes do not execute
-operators, except integer arithmetic on shapes: `fold_constants` receives the evaluator as an argument.
+A pass returns its input itself if it changes nothing, and leaves a node that it does not support as it is. Passes do not run
+operators, except integer arithmetic on shapes: the evaluator of `fold_constants` is an argument.
 """
 
 from __future__ import annotations

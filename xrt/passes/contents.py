@@ -1,4 +1,4 @@
-"""Propagate the partly known contents of small integer tensors, so that computed shapes are known element by element."""
+"""Propagate the known elements of small tensors, so that shapes that a model computes are known element by element."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import numpy as np
 from xrt.graph import Constant, Dim, DType, Node, Shape, TensorType, Type
 from xrt.passes.extents import Extent
 
-MOST_ELEMENTS = 128
+MAX_ELEMENTS = 128
 """Maximum number of elements of a tracked tensor; shapes, pads and slice bounds have fewer."""
-FOLLOWED = frozenset({DType.INT64, DType.INT32, DType.BOOL, DType.FLOAT32, DType.FLOAT64})
-"""Element types that are tracked: those in which models compute shapes."""
+TRACKED_DTYPES = frozenset({DType.INT64, DType.INT32, DType.BOOL, DType.FLOAT32, DType.FLOAT64})
+"""Element types in which models compute shapes."""
 INVALID_NODE = (IndexError, KeyError, ValueError, TypeError, AttributeError, ArithmeticError)
-"""Errors of rules for a node that violates its operator. Its types stay unknown; the engine that runs it reports the error."""
+"""Errors that a rule raises for an invalid node. Its types stay unknown, and the engine that runs it reports the error."""
 Elements: TypeAlias = "np.ndarray[Any, np.dtype[np.object_]]"
-"""Each element is a number, an Extent if it is an integer that depends on dims, or None if it is unknown."""
+"""Array in which each element is a number, an Extent (an integer that depends on symbolic dims), or None (unknown)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Contents:
 
     @classmethod
     def of(cls, constant: Constant) -> Contents | None:
-        """The contents of a constant; None if it is too large or of a type that is not tracked."""
-        if constant.dtype not in FOLLOWED or constant.array.size > MOST_ELEMENTS:
+        """Return the contents of a constant; None if the constant is too large or its type is not tracked."""
+        if constant.dtype not in TRACKED_DTYPES or constant.array.size > MAX_ELEMENTS:
             return None
         return cls(constant.dtype, constant.array.astype(object))
 
@@ -42,12 +42,12 @@ class Contents:
     def is_known(self) -> bool:
         return all(isinstance(element, int | float) for element in self.elements.flat)
 
-    def constant(self) -> Constant | None:
-        """The tensor as a Constant if every element is a number, else None."""
+    def to_constant(self) -> Constant | None:
+        """Convert to a Constant; None unless every element is a number."""
         return Constant(self.elements.astype(self.dtype.numpy)) if self.is_known else None
 
-    def integers(self) -> list[int] | None:
-        """The elements as a flat list, or None if any is unknown."""
+    def to_integers(self) -> list[int] | None:
+        """Convert to a flat list; None unless every element is a number."""
         return [int(element) for element in self.elements.flat] if self.is_known else None
 
 
@@ -59,92 +59,89 @@ class PropagationCase:
     inputs: Sequence[Contents | None]
     types: Sequence[Type | None]
     trusts_names: bool = False
-    """Whether equal dim names mean equal sizes, as in padding.
+    """Whether equal dim names mean equal sizes, as in padding. In shape inference, a declared name may be wrong."""
 
-    False in shape inference: a declared name may be wrong, and then a number computed from it would be wrong, too.
-    """
-
-    def contents(self, index: int) -> Contents | None:
+    def get_contents(self, index: int) -> Contents | None:
         return self.inputs[index] if index < len(self.inputs) else None
 
-    def integers(self, index: int, attribute: str = "") -> list[int] | None:
-        """The elements of input ``index``, or of ``attribute``, which older opsets have instead; None if any is unknown."""
+    def get_integers(self, index: int, attribute: str = "") -> list[int] | None:
+        """Return the elements of input ``index``, or of the attribute that older opsets have instead; None if any is unknown."""
         if attribute and (value := self.node.attr(attribute)) is not None:
             return list(value)
-        contents = self.contents(index)
-        return None if contents is None else contents.integers()
+        contents = self.get_contents(index)
+        return None if contents is None else contents.to_integers()
 
-    def extents(self, index: int) -> list[Dim] | None:
-        """The elements of a 1-d input that contains extents: numbers, dim names, or None. None if no element is known."""
-        contents = self.contents(index)
+    def get_extents(self, index: int) -> list[Dim] | None:
+        """Return the elements of a 1-d input that is a shape: numbers, dim names, or None. None for an input without contents."""
+        contents = self.get_contents(index)
         return None if contents is None or contents.elements.ndim != 1 else [_make_dim(element) for element in contents.elements]
 
-    def shape(self, index: int) -> Shape | None:
+    def get_shape(self, index: int) -> Shape | None:
         type_ = self.types[index] if index < len(self.types) else None
         return type_.shape if isinstance(type_, TensorType) else None
 
-    def has(self, index: int) -> bool:
+    def has_input(self, index: int) -> bool:
         return index < len(self.node.inputs) and bool(self.node.inputs[index])
 
-    def spread(self) -> list[Contents] | None:
-        """The contents of all inputs, with unknown elements as None.
-
-        Return None if the shape of an input is unknown, or if nothing is known about any input.
-        """
-        parts = [contents or _make_unknown(type_) for contents, type_ in zip(self.inputs, self.types, strict=True)]
-        present = [contents for contents in parts if contents is not None]
-        return present if len(present) == len(parts) and any(contents is not None for contents in self.inputs) else None
+    def list_operands(self) -> list[Contents] | None:
+        """List the contents of all inputs, with unknown elements. None if no input has contents, or if a shape is unknown."""
+        if all(contents is None for contents in self.inputs):
+            return None
+        operands = [contents or _make_unknown(type_) for contents, type_ in zip(self.inputs, self.types, strict=True)]
+        with_shape = [operand for operand in operands if operand is not None]
+        return with_shape if len(with_shape) == len(operands) else None
 
 
 def _make_dim(element: Any) -> Dim:
-    """Convert an element to an extent of a shape: a number or dim name is kept, any other Extent becomes None."""
+    """Convert an element to an extent of a shape. An Extent other than a single dim becomes unknown (None)."""
     return element.name if isinstance(element, Extent) else element
 
 
 def _make_unknown(type_: Type | None) -> Contents | None:
-    """Contents of known shape with all elements unknown."""
-    if not isinstance(type_, TensorType) or not type_.is_static or type_.dtype not in FOLLOWED:
+    """Make contents with unknown elements; None if the shape is unknown, too large, or the type is not tracked."""
+    if not isinstance(type_, TensorType) or not type_.is_static or type_.dtype not in TRACKED_DTYPES:
         return None
-    shape = tuple(d for d in type_.shape or () if isinstance(d, int))
-    return Contents(type_.dtype, np.full(shape, None, object)) if math.prod(shape) <= MOST_ELEMENTS else None
+    shape = tuple(dim for dim in type_.shape or () if isinstance(dim, int))
+    return Contents(type_.dtype, np.full(shape, None, object)) if math.prod(shape) <= MAX_ELEMENTS else None
 
 
 Rule: TypeAlias = Callable[[PropagationCase], Sequence[Contents | None]]
-"""Computes the contents of the outputs of a node; None for an output without known elements."""
+"""Computes the contents of a node's outputs; None for an output without known elements."""
 Array: TypeAlias = np.ndarray[Any, Any]
-_WITH_UNKNOWN = (np.logical_and, np.logical_or)
+Compute: TypeAlias = Callable[..., Any]
+_SHORT_CIRCUIT = (np.logical_and, np.logical_or)
 """Operations whose result may be known although an operand is unknown: ``False and x``, ``True or x``."""
-# ---------------------------------------------------------------------- operators that compute elements
 
 
-def _elementwise(compute: Callable[..., Any], rule: Callable[..., Any] | None = None, to: DType | None = None) -> Rule:
+def _make_elementwise_rule(compute: Compute, compute_symbolic: Compute | None = None, to: DType | None = None) -> Rule:
     """Make the rule of an elementwise operator.
 
-    ``compute`` works on arrays of numbers, ``rule`` on elements if any is an Extent or unknown. ``to`` is the result's dtype.
+    ``compute`` gets NumPy arrays. ``compute_symbolic`` gets two elements of which one is an Extent or unknown; without it, the
+    result is then unknown. ``to`` is the dtype of the result, if it is not the dtype of the first operand.
     """
 
     def apply(case: PropagationCase) -> Sequence[Contents | None]:
-        operands = case.spread()
+        operands = case.list_operands()
         if operands is None:
             return [None]
         dtype = operands[0].dtype
-        # Usually a constant, such as a bias, and an activation without known elements: no element of the result is known.
-        if None in case.inputs and compute not in _WITH_UNKNOWN:
+        # Usually a constant, such as a bias, and an activation without contents: no element of the result is known.
+        if None in case.inputs and compute not in _SHORT_CIRCUIT:
             shape = np.broadcast_shapes(*(operand.elements.shape for operand in operands))
-            return [Contents(to or dtype, np.full(shape, None, object)) if math.prod(shape) <= MOST_ELEMENTS else None]
+            return [Contents(to or dtype, np.full(shape, None, object)) if math.prod(shape) <= MAX_ELEMENTS else None]
         # All numbers: one NumPy call instead of a loop over elements.
         if all(operand.is_known for operand in operands):
             array = _compute(compute, [operand.elements.astype(operand.dtype.numpy) for operand in operands])
             return [None if array is None else Contents(to or dtype, array.astype(object))]
         elements = [operand.elements for operand in operands]
-        if math.prod(np.broadcast_shapes(*(array.shape for array in elements))) > MOST_ELEMENTS:
+        if math.prod(np.broadcast_shapes(*(array.shape for array in elements))) > MAX_ELEMENTS:
             return [None]
-        # A result of one Extent and numbers does not rely on equal names being equal sizes.
-        most_extents = 2 if case.trusts_names else 1
+        # With a single Extent, the result does not depend on whether equal names mean equal sizes.
+        max_extents = 2 if case.trusts_names else 1
 
-        def compute_element(*each: Any) -> Any:
-            can_compute = _count_extents(each) <= most_extents
-            return _compute_element(each, dtype, compute, rule) if can_compute else None
+        def compute_element(*values: Any) -> Any:
+            can_compute = _count_extents(values) <= max_extents
+            return _compute_element(values, dtype, compute, compute_symbolic) if can_compute else None
 
         return [Contents(to or dtype, _map_elements(compute_element, *elements))]
 
@@ -152,26 +149,26 @@ def _elementwise(compute: Callable[..., Any], rule: Callable[..., Any] | None = 
 
 
 def _map_elements(change: Callable[..., Any], *operands: Elements) -> Elements:
-    """Apply a function to the elements of tensors, which are broadcast."""
+    """Apply a function to each tuple of corresponding elements of the operands, which are broadcast."""
     result = np.empty(np.broadcast_shapes(*(operand.shape for operand in operands)), object)
     with np.errstate(all="ignore"):  # NumPy warns of comparisons with NaN
         result[...] = np.frompyfunc(change, len(operands), 1)(*operands)
     return result
 
 
-def _compute(compute: Callable[..., Any], arrays: Sequence[Array]) -> Array | None:
+def _compute(compute: Compute, arrays: Sequence[Array]) -> Array | None:
     with np.errstate(all="ignore"):
         array = compute(*arrays)
     return None if array is None else np.asarray(array)
 
 
-def _compute_element(elements: Sequence[Any], dtype: DType, compute: Callable[..., Any], rule: Callable[..., Any] | None) -> Any:
+def _compute_element(elements: Sequence[Any], dtype: DType, compute: Compute, compute_symbolic: Compute | None) -> Any:
     if all(isinstance(element, int | float) for element in elements):
         array = _compute(compute, [np.array(element, dtype.numpy) for element in elements])
         return None if array is None else array.item()
-    if rule is None or len(elements) > 2 or (None in elements and compute not in _WITH_UNKNOWN):
+    if compute_symbolic is None or len(elements) > 2 or (None in elements and compute not in _SHORT_CIRCUIT):
         return None
-    return _simplify(rule(*elements))
+    return _simplify(compute_symbolic(*elements))
 
 
 def _count_extents(elements: Iterable[Any]) -> int:
@@ -184,43 +181,39 @@ def _simplify(element: Any) -> Any:
 
 
 def _divide(a: Any, b: Any) -> Any:
-    """Divide; integers are rounded towards zero. Return None if any integer divisor is zero."""
+    """Divide as ONNX does: integers are rounded towards zero. Return None if an integer divisor is zero."""
     if not np.issubdtype(a.dtype, np.integer):
         return np.divide(a, b)
     if not np.all(b):
         return None
+    # An inexact negative quotient is rounded up instead of down.
     floor = np.floor_divide(a, b)
-    return floor + ((floor * b != a) & ((a < 0) != (b < 0)))  # ONNX truncates towards zero
-
-
-def _bound_difference(a: Any, b: Any) -> tuple[float, float]:
-    """Compute a lower and an upper bound of ``a - b``."""
-    return Extent.of(a - b).bounds
-
-
-def _find_larger(a: Any, b: Any) -> Any:
-    low, high = _bound_difference(a, b)
-    return a if low >= 0 else b if high <= 0 else None
-
-
-def _find_smaller(a: Any, b: Any) -> Any:
-    low, high = _bound_difference(a, b)
-    return a if high <= 0 else b if low >= 0 else None
-
-
-def _are_equal(a: Any, b: Any) -> bool | None:
-    low, high = _bound_difference(a, b)
-    return False if low > 0 or high < 0 else True if low == high == 0 else None
+    return floor + ((floor * b != a) & ((a < 0) != (b < 0)))
 
 
 def _is_less(a: Any, b: Any) -> bool | None:
-    low, high = _bound_difference(a, b)
+    """Compare two Extents; None if the result depends on the sizes of dims."""
+    low, high = Extent.of(a - b).bounds
     return True if high < 0 else False if low >= 0 else None
 
 
 def _is_less_or_equal(a: Any, b: Any) -> bool | None:
-    low, high = _bound_difference(a, b)
-    return True if high <= 0 else False if low > 0 else None
+    is_greater = _is_less(b, a)
+    return None if is_greater is None else not is_greater
+
+
+def _are_equal(a: Any, b: Any) -> bool | None:
+    low, high = Extent.of(a - b).bounds
+    return False if low > 0 or high < 0 else True if low == high == 0 else None
+
+
+def _find_smaller(a: Any, b: Any) -> Any:
+    return a if _is_less_or_equal(a, b) else b if _is_less_or_equal(b, a) else None
+
+
+def _find_larger(a: Any, b: Any) -> Any:
+    smaller = _find_smaller(a, b)
+    return None if smaller is None else b if smaller is a else a
 
 
 def _mod(case: PropagationCase) -> Sequence[Contents | None]:
@@ -229,13 +222,13 @@ def _mod(case: PropagationCase) -> Sequence[Contents | None]:
             return None
         return np.fmod(a, b) if case.node.attr("fmod", 0) else np.mod(a, b)
 
-    rule: Rule = _elementwise(compute)
+    rule: Rule = _make_elementwise_rule(compute)
     return rule(case)
 
 
 def _cast(case: PropagationCase) -> Sequence[Contents | None]:
-    contents, dtype = case.contents(0), DType.from_onnx(case.node.attr("to"))
-    if contents is None or dtype not in FOLLOWED:
+    contents, dtype = case.get_contents(0), DType.from_onnx(case.node.attr("to"))
+    if contents is None or dtype not in TRACKED_DTYPES:
         return [None]
     if contents.dtype is DType.INT64 and dtype is DType.INT64:
         return [contents]
@@ -254,27 +247,29 @@ def _cast_element(element: Any, source: DType, dtype: DType) -> Any:
 
 
 def _where(case: PropagationCase) -> Sequence[Contents | None]:
-    operands = case.spread()
+    operands = case.list_operands()
     if operands is None:
         return [None]
 
     def choose(flag: Any, x: Any, y: Any) -> Any:
-        # With an unknown condition the result is known if both branches agree.
-        return (x if flag else y) if isinstance(flag, int) else x if x == y and type(x) is type(y) else None
+        if isinstance(flag, int):
+            return x if flag else y
+        # With an unknown condition, the result is known if both operands are equal.
+        return x if x == y and type(x) is type(y) else None
 
     return [Contents(operands[1].dtype, _map_elements(choose, *(operand.elements for operand in operands)))]
 
 
-def _reduction(compute: Callable[..., Any]) -> Rule:
+def _make_reduction_rule(compute: Compute) -> Rule:
     def rule(case: PropagationCase) -> Sequence[Contents | None]:
-        contents, axes = case.contents(0), case.integers(1, "axes")
-        if contents is None or (axes is None and case.has(1)):
+        contents, axes = case.get_contents(0), case.get_integers(1, "axes")
+        if contents is None or (axes is None and case.has_input(1)):
             return [None]
         if not case.trusts_names and _count_extents(contents.elements.flat) > 1:
             return [None]
         if not axes and case.node.attr("noop_with_empty_axes", 0):
             return [contents]
-        # NumPy reduces objects by Python's operators. Extents do not support all; then TypeError makes the result unknown.
+        # NumPy reduces objects with Python's operators. Extents do not support all; a TypeError makes the result unknown.
         dtype = contents.dtype.numpy if contents.is_known else object
         reduced = compute(
             contents.elements.astype(dtype), axis=tuple(axes) if axes else None, keepdims=bool(case.node.attr("keepdims", 1))
@@ -287,35 +282,34 @@ def _reduction(compute: Callable[..., Any]) -> Rule:
 ARITHMETIC: Mapping[str, Rule] = {
     "Cast": _cast,
     "Where": _where,
-    "Add": _elementwise(np.add, operator.add),
-    "Sub": _elementwise(np.subtract, operator.sub),
-    "Mul": _elementwise(np.multiply, operator.mul),
-    "Div": _elementwise(_divide, lambda a, b: Extent.of(a).divide(b)),
+    "Add": _make_elementwise_rule(np.add, operator.add),
+    "Sub": _make_elementwise_rule(np.subtract, operator.sub),
+    "Mul": _make_elementwise_rule(np.multiply, operator.mul),
+    "Div": _make_elementwise_rule(_divide, lambda a, b: Extent.of(a).divide(b)),
     "Mod": _mod,
-    "Min": _elementwise(lambda *arrays: reduce(np.minimum, arrays), _find_smaller),
-    "Max": _elementwise(lambda *arrays: reduce(np.maximum, arrays), _find_larger),
-    "Neg": _elementwise(np.negative, operator.neg),
-    "Abs": _elementwise(np.abs),
-    "Not": _elementwise(np.logical_not),
-    "Floor": _elementwise(np.floor),
-    "Ceil": _elementwise(np.ceil),
-    "And": _elementwise(np.logical_and, lambda a, b: False if a is False or b is False else None),
-    "Or": _elementwise(np.logical_or, lambda a, b: True if a is True or b is True else None),
-    "Equal": _elementwise(np.equal, _are_equal, DType.BOOL),
-    "Less": _elementwise(np.less, _is_less, DType.BOOL),
-    "Greater": _elementwise(np.greater, lambda a, b: _is_less(b, a), DType.BOOL),
-    "LessOrEqual": _elementwise(np.less_equal, _is_less_or_equal, DType.BOOL),
-    "GreaterOrEqual": _elementwise(np.greater_equal, lambda a, b: _is_less_or_equal(b, a), DType.BOOL),
-    "ReduceProd": _reduction(np.prod),
-    "ReduceSum": _reduction(np.sum),
-    "ReduceMax": _reduction(np.max),
-    "ReduceMin": _reduction(np.min),
+    "Min": _make_elementwise_rule(lambda *arrays: reduce(np.minimum, arrays), _find_smaller),
+    "Max": _make_elementwise_rule(lambda *arrays: reduce(np.maximum, arrays), _find_larger),
+    "Neg": _make_elementwise_rule(np.negative, operator.neg),
+    "Abs": _make_elementwise_rule(np.abs),
+    "Not": _make_elementwise_rule(np.logical_not),
+    "Floor": _make_elementwise_rule(np.floor),
+    "Ceil": _make_elementwise_rule(np.ceil),
+    "And": _make_elementwise_rule(np.logical_and, lambda a, b: False if a is False or b is False else None),
+    "Or": _make_elementwise_rule(np.logical_or, lambda a, b: True if a is True or b is True else None),
+    "Equal": _make_elementwise_rule(np.equal, _are_equal, DType.BOOL),
+    "Less": _make_elementwise_rule(np.less, _is_less, DType.BOOL),
+    "Greater": _make_elementwise_rule(np.greater, lambda a, b: _is_less(b, a), DType.BOOL),
+    "LessOrEqual": _make_elementwise_rule(np.less_equal, _is_less_or_equal, DType.BOOL),
+    "GreaterOrEqual": _make_elementwise_rule(np.greater_equal, lambda a, b: _is_less_or_equal(b, a), DType.BOOL),
+    "ReduceProd": _make_reduction_rule(np.prod),
+    "ReduceSum": _make_reduction_rule(np.sum),
+    "ReduceMax": _make_reduction_rule(np.max),
+    "ReduceMin": _make_reduction_rule(np.min),
 }
-# ---------------------------------------------------------------------- operators that read types
 
 
 def _shape(case: PropagationCase) -> Sequence[Contents | None]:
-    shape = case.shape(0)
+    shape = case.get_shape(0)
     if shape is None:
         return [None]
     extents = [Extent.of(dim) if isinstance(dim, str) else dim for dim in shape]
@@ -330,38 +324,36 @@ def _size(case: PropagationCase) -> Sequence[Contents | None]:
 
 
 def _constant_of_shape(case: PropagationCase) -> Sequence[Contents | None]:
-    shape, value = case.integers(0), case.node.attr("value", Constant(np.zeros(1, np.float32)))
-    if shape is None or value.dtype not in FOLLOWED or math.prod(shape) > MOST_ELEMENTS:
+    shape, value = case.get_integers(0), case.node.attr("value", Constant(np.zeros(1, np.float32)))
+    if shape is None or value.dtype not in TRACKED_DTYPES or math.prod(shape) > MAX_ELEMENTS:
         return [None]
     return [Contents(value.dtype, np.full(shape, value.array.item(), object))]
 
 
-# ---------------------------------------------------------------------- operators that move elements
-
-
-def _move_elements(change: Callable[[PropagationCase, Elements], Elements | None]) -> Rule:
-    """Make the rule of an operator that only moves elements of input 0; ``change`` returns the elements of the output."""
+def _make_move_rule(move: Callable[[PropagationCase, Elements], Elements | None]) -> Rule:
+    """Make the rule of an operator that only moves elements of input 0; ``move`` returns the elements of the output."""
 
     def rule(case: PropagationCase) -> Sequence[Contents | None]:
-        contents = case.contents(0)
-        elements = None if contents is None else change(case, contents.elements)
-        return [None if contents is None or elements is None else Contents(contents.dtype, np.asarray(elements, object))]
+        contents = case.get_contents(0)
+        if contents is None or (elements := move(case, contents.elements)) is None:
+            return [None]
+        return [Contents(contents.dtype, np.asarray(elements, object))]
 
     return rule
 
 
 def _gather(case: PropagationCase, elements: Elements) -> Elements | None:
-    indices = case.contents(1)
+    indices = case.get_contents(1)
     if indices is None or not indices.is_known:
         return None
     return np.asarray(np.take(elements, indices.elements.astype(np.int64), case.node.attr("axis", 0)), object)
 
 
 def _slice(case: PropagationCase, elements: Elements) -> Elements | None:
-    starts, ends = case.integers(1, "starts"), case.integers(2, "ends")
-    axes = case.integers(3, "axes") if case.has(3) or case.node.attr("axes") is not None else None
-    steps = case.integers(4) if case.has(4) else None
-    if starts is None or ends is None or (case.has(3) and axes is None) or (case.has(4) and steps is None):
+    starts, ends = case.get_integers(1, "starts"), case.get_integers(2, "ends")
+    axes = case.get_integers(3, "axes") if case.has_input(3) or case.node.attr("axes") is not None else None
+    steps = case.get_integers(4) if case.has_input(4) else None
+    if starts is None or ends is None or (case.has_input(3) and axes is None) or (case.has_input(4) and steps is None):
         return None
     selected = elements
     for k, axis in enumerate(range(len(starts)) if axes is None else axes):
@@ -373,20 +365,20 @@ def _slice(case: PropagationCase, elements: Elements) -> Elements | None:
 
 def make_slice(start: int, end: int, step: int, extent: int) -> slice:
     """Make the Python slice that selects the same elements as ONNX's Slice along an axis."""
-    # ONNX clamps a start before the axis to element 0. Python does the same only for positive steps; else it selects nothing.
+    # ONNX clamps a start before the axis to element 0. Python does so only for positive steps, and otherwise selects nothing.
     return slice(max(start, -extent) if step < 0 else start, end, step)
 
 
 def _squeeze(case: PropagationCase, elements: Elements) -> Elements | None:
-    has_axes = case.has(1) or case.node.attr("axes") is not None
-    axes = case.integers(1, "axes")
+    has_axes = case.has_input(1) or case.node.attr("axes") is not None
+    axes = case.get_integers(1, "axes")
     if has_axes and axes is None:
         return None
     return elements.squeeze(tuple(axes)) if axes is not None else elements.squeeze()
 
 
 def _reshape(case: PropagationCase, elements: Elements) -> Elements | None:
-    shape = case.integers(1, "shape")
+    shape = case.get_integers(1, "shape")
     if shape is None:
         return None
     if not case.node.attr("allowzero", 0):
@@ -395,30 +387,30 @@ def _reshape(case: PropagationCase, elements: Elements) -> Elements | None:
 
 
 def _expand(case: PropagationCase, elements: Elements) -> Elements | None:
-    shape = case.integers(1)
-    if shape is None or math.prod(shape) > MOST_ELEMENTS:
+    shape = case.get_integers(1)
+    if shape is None or math.prod(shape) > MAX_ELEMENTS:
         return None
     return np.broadcast_to(elements, np.broadcast_shapes(elements.shape, tuple(shape)))
 
 
 def _tile(case: PropagationCase, elements: Elements) -> Elements | None:
-    repeats = case.integers(1)
-    if repeats is None or len(repeats) != elements.ndim or elements.size * math.prod(repeats) > MOST_ELEMENTS:
+    repeats = case.get_integers(1)
+    if repeats is None or len(repeats) != elements.ndim or elements.size * math.prod(repeats) > MAX_ELEMENTS:
         return None
     return np.tile(elements, repeats)
 
 
 def _concat(case: PropagationCase) -> Sequence[Contents | None]:
-    parts = case.spread()
+    parts = case.list_operands()
     if parts is None:
         return [None]
     return [Contents(parts[0].dtype, np.concatenate([part.elements for part in parts], case.node.attr("axis", 0)))]
 
 
 def _split(case: PropagationCase) -> Sequence[Contents | None]:
-    contents, count = case.contents(0), len(case.node.outputs)
-    sizes = case.integers(1, "split")
-    if contents is None or (sizes is None and case.has(1)):
+    contents, count = case.get_contents(0), len(case.node.outputs)
+    sizes = case.get_integers(1, "split")
+    if contents is None or (sizes is None and case.has_input(1)):
         return [None] * count
     axis = case.node.attr("axis", 0)
     if sizes is None:
@@ -433,17 +425,17 @@ MOVES: Mapping[str, Rule] = {
     "Shape": _shape,
     "Size": _size,
     "ConstantOfShape": _constant_of_shape,
-    "Identity": lambda case: [case.contents(0)],
-    "Gather": _move_elements(_gather),
-    "Slice": _move_elements(_slice),
-    "Squeeze": _move_elements(_squeeze),
-    "Unsqueeze": _move_elements(
-        lambda case, elements: None if (axes := case.integers(1, "axes")) is None else np.expand_dims(elements, tuple(axes))
+    "Identity": lambda case: [case.get_contents(0)],
+    "Gather": _make_move_rule(_gather),
+    "Slice": _make_move_rule(_slice),
+    "Squeeze": _make_move_rule(_squeeze),
+    "Unsqueeze": _make_move_rule(
+        lambda case, elements: None if (axes := case.get_integers(1, "axes")) is None else np.expand_dims(elements, tuple(axes))
     ),
-    "Reshape": _move_elements(_reshape),
-    "Expand": _move_elements(_expand),
-    "Transpose": _move_elements(lambda case, elements: elements.transpose(case.node.attr("perm"))),
-    "Tile": _move_elements(_tile),
+    "Reshape": _make_move_rule(_reshape),
+    "Expand": _make_move_rule(_expand),
+    "Transpose": _make_move_rule(lambda case, elements: elements.transpose(case.node.attr("perm"))),
+    "Tile": _make_move_rule(_tile),
     "Concat": _concat,
     "Split": _split,
 }
@@ -457,33 +449,35 @@ def propagate(
 ) -> Sequence[Contents | None] | None:
     """Compute the contents of the outputs of a node in `PROPAGATED` from the contents and types of its inputs.
 
-    Return None if the node violates its operator. With ``trusts_names``, equal dim names mean equal sizes: n - n is 0.
+    Return None for an invalid node. With ``trusts_names``, equal dim names mean equal sizes, so that n - n is 0.
     """
     rule = _RULES[node.op_type]
     try:
         outputs = rule(PropagationCase(node, inputs, types, trusts_names))
     except INVALID_NODE:
         return None
-    return [contents if contents is None or contents.elements.size <= MOST_ELEMENTS else None for contents in outputs]
-
-
-# ---------------------------------------------------------------------- shapes
+    return [contents if contents is None or contents.elements.size <= MAX_ELEMENTS else None for contents in outputs]
 
 
 def _shape_of_reshape(case: PropagationCase) -> Shape | None:
-    data, target = case.shape(0), case.extents(1)
+    data, target = case.get_shape(0), case.get_extents(1)
     if target is None:
         return None
-    copies = not case.node.attr("allowzero", 0)
-    extents = [(data[k] if data is not None else None) if extent == 0 and copies else extent for k, extent in enumerate(target)]
+    zero_copies = not case.node.attr("allowzero", 0)
+    extents = list(target)
+    for axis, extent in enumerate(target):
+        if extent == 0 and zero_copies:
+            extents[axis] = None if data is None else data[axis]
     if extents.count(-1) != 1:
         return _clear_negative(extents)
-    inferred = extents.index(-1)
-    extents[inferred] = None
-    if data is not None:
-        # A name may be 0 at run time, and then copies: (1, n, 4) to [n, -1] is (n, 4), but for n = 0 it is (1, 0).
-        may_copy = [k for k, extent in enumerate(target[: len(data)]) if isinstance(extent, str) and extent != data[k]]
-        extents[inferred] = None if copies and may_copy else _infer_rest(data, extents[:inferred] + extents[inferred + 1 :])
+    inferred_axis = extents.index(-1)
+    extents[inferred_axis] = None
+    if data is None:
+        return tuple(extents)
+    # A dim may be 0 at run time, and then copies: (1, n, 4) to [n, -1] is (n, 4), but for n = 0 it is (1, 0).
+    may_copy = zero_copies and any(isinstance(a, str) and a != b for a, b in zip(target, data, strict=False))
+    if not may_copy:
+        extents[inferred_axis] = _infer_remaining_extent(data, extents[:inferred_axis] + extents[inferred_axis + 1 :])
     return tuple(extents)
 
 
@@ -491,25 +485,27 @@ def _clear_negative(extents: Sequence[Dim]) -> Shape:
     return tuple(None if isinstance(extent, int) and extent < 0 else extent for extent in extents)
 
 
-def _infer_rest(data: Shape, others: Sequence[Dim]) -> Dim:
-    """Infer the extent of -1 in a Reshape: the elements of ``data``, divided by the other extents. Equal symbols cancel."""
-    symbols, numbers = [d for d in data if not isinstance(d, int)], math.prod(d for d in data if isinstance(d, int))
-    for extent in others:
-        if not isinstance(extent, int):
-            if extent is None or extent not in symbols:
+def _infer_remaining_extent(data: Shape, target: Sequence[Dim]) -> Dim:
+    """Infer the extent of -1 in a Reshape: the product of ``data`` divided by the product of ``target``, the other extents."""
+    symbols = [dim for dim in data if not isinstance(dim, int)]
+    for dim in target:
+        if not isinstance(dim, int):
+            # Equal symbols cancel.
+            if dim is None or dim not in symbols:
                 return None
-            symbols.remove(extent)
-    divisor = math.prod(d for d in others if isinstance(d, int))
-    if not divisor or numbers % divisor:
+            symbols.remove(dim)
+    dividend = math.prod(dim for dim in data if isinstance(dim, int))
+    divisor = math.prod(dim for dim in target if isinstance(dim, int))
+    if not divisor or dividend % divisor:
         return None
-    factor = numbers // divisor
+    quotient = dividend // divisor
     if not symbols:
-        return factor
-    return symbols[0] if len(symbols) == 1 and factor == 1 else None
+        return quotient
+    return symbols[0] if len(symbols) == 1 and quotient == 1 else None
 
 
 def _shape_of_expand(case: PropagationCase) -> Shape | None:
-    data, target = case.shape(0), case.extents(1)
+    data, target = case.get_shape(0), case.get_extents(1)
     if data is None or target is None:
         return None
     rank = max(len(data), len(target))
@@ -519,7 +515,7 @@ def _shape_of_expand(case: PropagationCase) -> Shape | None:
 
 
 def _broadcast(a: Dim, b: Dim) -> Dim:
-    # An extent other than 1 decides: in a valid model the other one is equal or 1.
+    # In a valid model, two extents are equal or one of them is 1. So a number other than 1 is the result.
     if a == 1 or (isinstance(b, int) and b != 1):
         return b
     if b == 1 or (isinstance(a, int) and a != 1):
@@ -528,28 +524,28 @@ def _broadcast(a: Dim, b: Dim) -> Dim:
 
 
 def _shape_of_tile(case: PropagationCase) -> Shape | None:
-    data, repeats = case.shape(0), case.extents(1)
+    data, repeats = case.get_shape(0), case.get_extents(1)
     if data is None or repeats is None:
         return None
     return tuple(_calculate(int.__mul__, extent, count, 1) for extent, count in zip(data, repeats, strict=True))
 
 
 def _calculate(compute: Callable[[int, int], int], a: Dim, b: Dim, neutral: int) -> Dim:
-    """Add or multiply two extents; ``neutral`` is the extent that does not change the other one."""
+    """Add or multiply two extents. ``neutral`` is the neutral element: 0 or 1."""
     if isinstance(a, int) and isinstance(b, int):
         return compute(a, b)
     return a if b == neutral else b if a == neutral else None
 
 
 def _shape_of_slice(case: PropagationCase) -> Shape | None:
-    data = case.shape(0)
+    data = case.get_shape(0)
     if data is None or len(case.inputs) < 3:  # before opset 10 the bounds are attributes, which onnx handles
         return None
-    starts, ends = case.extents(1), case.extents(2)
-    axes = case.integers(3) if case.has(3) else list(range(len(starts or ends or data)))
+    starts, ends = case.get_extents(1), case.get_extents(2)
+    axes = case.get_integers(3) if case.has_input(3) else list(range(len(starts or ends or data)))
     if axes is None:
         return (None,) * len(data)
-    steps = (case.extents(4) or [None] * len(axes)) if case.has(4) else [1] * len(axes)
+    steps = (case.get_extents(4) or [None] * len(axes)) if case.has_input(4) else [1] * len(axes)
     shape = list(data)
     for k, axis in enumerate(axes):
         start, end = (None if extents is None else extents[k] for extents in (starts, ends))
@@ -568,10 +564,10 @@ def _count_selected(extent: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
 
 
 def _shape_of_pad(case: PropagationCase) -> Shape | None:
-    data, pads = case.shape(0), case.extents(1)
+    data, pads = case.get_shape(0), case.get_extents(1)
     if data is None or len(case.inputs) < 2:
         return None
-    axes = case.integers(3) if case.has(3) else list(range(len(data)))
+    axes = case.get_integers(3) if case.has_input(3) else list(range(len(data)))
     if axes is None or pads is None or len(pads) != 2 * len(axes):
         return (None,) * len(data)
     shape = list(data)
@@ -582,7 +578,7 @@ def _shape_of_pad(case: PropagationCase) -> Shape | None:
 
 
 def _shape_of_range(case: PropagationCase) -> Shape | None:
-    """Infer the length of a Range also from tensors of one element, which models use; onnx infers it only from scalars."""
+    """Infer the length of a Range. onnx does so only for scalar inputs, but models also use tensors of one element."""
     start, limit, step = (None if operand is None else _make_dim(operand.elements.item()) for operand in case.inputs)
     if start == 0 and step == 1 and isinstance(limit, str):
         return (limit,)
@@ -592,7 +588,7 @@ def _shape_of_range(case: PropagationCase) -> Shape | None:
 
 
 def _shape_of_resize(case: PropagationCase) -> Shape | None:
-    data, sizes, scales = case.shape(0), case.extents(3), case.contents(2)
+    data, sizes, scales = case.get_shape(0), case.get_extents(3), case.get_contents(2)
     if data is None or case.node.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
         return None
     axes, shape = case.node.attr("axes") or range(len(data)), list(data)
@@ -608,7 +604,7 @@ def _shape_of_resize(case: PropagationCase) -> Shape | None:
 
 
 _SHAPES: Mapping[str, Callable[[PropagationCase], Shape | None]] = {
-    "ConstantOfShape": lambda case: None if (extents := case.extents(0)) is None else _clear_negative(extents),
+    "ConstantOfShape": lambda case: None if (extents := case.get_extents(0)) is None else _clear_negative(extents),
     "Expand": _shape_of_expand,
     "Pad": _shape_of_pad,
     "Range": _shape_of_range,

@@ -20,31 +20,31 @@ class Quotient:
         return f"(({self.dividend}) // {self.divisor})"
 
 
-MOST_TERMS = 64
-"""Maximum number of terms of a product. Sizes in shapes have a few, but squaring a sum repeatedly would take minutes."""
+MAX_TERMS = 64
+"""Maximum number of terms in a product of extents. Extents of shapes have few; squaring a sum repeatedly would take minutes."""
 Atom: TypeAlias = str | Quotient
 Monomial: TypeAlias = tuple[Atom, ...]  # a product, sorted by text; the empty product is 1
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A symbolic size: a polynomial with integer coefficients over dim names and quotients, in normal form.
+    """A symbolic size: a polynomial with integer coefficients over dim names and quotients.
 
-    The normal form makes equal polynomials compare equal, so that extents can be keys.
+    Polynomials are in normal form, so that equal ones compare equal.
 
     >>> s = Extent.of("s")
     >>> str((s + 3) * 2 - s)
     's + 6'
     """
 
-    terms: tuple[tuple[Monomial, int], ...]  # each a product of atoms and its nonzero coefficient
+    terms: tuple[tuple[Monomial, int], ...]  # (product of atoms, nonzero coefficient) pairs, sorted
 
     @classmethod
     def of(cls, value: int | Atom | Extent) -> Extent:
         """Convert a number, dim name or Quotient to an Extent; an Extent is returned unchanged. Raises TypeError otherwise."""
         if isinstance(value, Extent):
             return value
-        # For example None, an unknown element: `propagate` treats the TypeError as an unknown result.
+        # None is an unknown element: `propagate` treats the TypeError as an unknown result.
         if not isinstance(value, int | str | Quotient):
             raise TypeError(f"{value!r} is no extent")
         return cls._sum({(): value}) if isinstance(value, int) else cls._sum({(value,): 1})
@@ -72,12 +72,12 @@ class Extent:
         return -self + other
 
     def __mul__(self, other: Extent | int) -> Extent:
-        """Multiply. Raises ValueError for more than `MOST_TERMS` terms, or atoms in a term, and for coefficients beyond int64."""
+        """Multiply. Raises ValueError for more than `MAX_TERMS` terms or atoms per term, and for a coefficient beyond int64."""
         factors: Counter[Monomial] = Counter()
         for monomial, factor in self.terms:
             for other_monomial, other_factor in Extent.of(other).terms:
                 factors[tuple(sorted((*monomial, *other_monomial), key=str))] += factor * other_factor
-        is_long = len(factors) > MOST_TERMS or any(len(monomial) > MOST_TERMS for monomial in factors)
+        is_long = len(factors) > MAX_TERMS or any(len(monomial) > MAX_TERMS for monomial in factors)
         if is_long or any(abs(factor) >= 2**63 for factor in factors.values()):
             raise ValueError("a product of extents is too large")
         return self._sum(factors)
@@ -90,19 +90,18 @@ class Extent:
         return exact if exact is not None else Extent.of(Quotient(self, divisor))
 
     def divide(self, other: Extent | int) -> Extent | None:
-        """Divide exactly. Return None if that is not provably exact, or if divisor and quotient both have several terms."""
+        """Divide without remainder. Return None if there is a remainder, or if divisor and quotient both have several terms."""
         divisor = Extent.of(other)
         if not divisor.terms:
             return None
-        # Divide each term of the dividend. Different terms have different quotients, so none of them must be added up.
+        quotients = [_divide_term(term, divisor.terms[0]) for term in self.terms]
+        # By a single term, divide each term of the dividend. Different terms have different quotients.
         if len(divisor.terms) == 1:
-            parts = [_divide_term(term, divisor.terms[0]) for term in self.terms]
-            return None if None in parts else self._sum(dict(part for part in parts if part is not None))
-        # If the quotient has a single term, it is one of these candidates: the one whose product is the dividend.
-        for term in self.terms:
-            part = _divide_term(term, divisor.terms[0])
-            if part is not None and (quotient := self._sum(dict([part]))) * divisor == self:
-                return quotient
+            return None if None in quotients else self._sum(dict(term for term in quotients if term is not None))
+        # Otherwise try quotients of a single term: the first term of the divisor times the quotient is a term of the dividend.
+        for quotient in quotients:
+            if quotient is not None and (candidate := self._sum(dict([quotient]))) * divisor == self:
+                return candidate
         return None
 
     @property
@@ -121,12 +120,12 @@ class Extent:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """A lower and an upper bound for dims of any size from 0 on; each may be infinite."""
+        """A lower and an upper bound if dims may have any size from 0 on; a bound may be infinite."""
         low = high = 0.0
         for monomial, factor in self.terms:
-            least, most = (_find_least(monomial), math.inf) if monomial else (1, 1)
-            ends = least * factor, most * factor
-            low, high = low + min(ends), high + max(ends)
+            # The empty product is 1; no other product has an upper bound.
+            bounds = (_find_lower_bound(monomial) * factor, math.inf * factor) if monomial else (factor, factor)
+            low, high = low + min(bounds), high + max(bounds)
         return low, high
 
     @property
@@ -138,19 +137,22 @@ class Extent:
                 names |= {atom} if isinstance(atom, str) else atom.dividend.atoms
         return frozenset(names)
 
-    def at(self, sizes: Mapping[str, int]) -> int:
-        """Evaluate the extent for these sizes of the dims; raises KeyError for a missing dim."""
+    def evaluate(self, sizes: Mapping[str, int]) -> int:
+        """Compute the number for these sizes of the dims; raises KeyError for a missing dim."""
         return sum(factor * math.prod(_evaluate(atom, sizes) for atom in monomial) for monomial, factor in self.terms)
 
     def substitute(self, change: Callable[[str], Extent | None]) -> Extent:
-        """Replace each dim for which `change` returns an extent."""
+        """Replace each dim for which ``change`` returns an Extent."""
         products = (multiply([Extent.of(factor), *(_substitute(atom, change) for atom in m)]) for m, factor in self.terms)
         return sum(products, Extent.of(0))
 
     def __str__(self) -> str:
-        # Joined with plus signs first, so that "a + -2*b" becomes "a - 2*b".
-        shown = " + ".join("*".join([*([str(factor)] if factor != 1 or not m else []), *map(str, m)]) for m, factor in self.terms)
-        return shown.replace("+ -1*", "- ").replace("+ -", "- ") or "0"
+        terms = []
+        for monomial, factor in self.terms:
+            coefficient = [] if factor == 1 and monomial else [str(factor)]
+            terms.append("*".join([*coefficient, *map(str, monomial)]))
+        # "a + -2*b" becomes "a - 2*b".
+        return " + ".join(terms).replace("+ -1*", "- ").replace("+ -", "- ") or "0"
 
 
 def multiply(extents: Sequence[Extent]) -> Extent:
@@ -158,19 +160,19 @@ def multiply(extents: Sequence[Extent]) -> Extent:
     return math.prod(extents, start=Extent.of(1))
 
 
-def _find_least(monomial: Monomial) -> float:
-    """A lower bound of a product. Dims are at least 0; a quotient may be negative if its dividend may be."""
-    lows = [0.0 if isinstance(atom, str) else atom.dividend.bounds[0] for atom in monomial]
-    if min(lows) >= 0:
+def _find_lower_bound(monomial: Monomial) -> float:
+    """Find a lower bound of a product. Dims are at least 0; a quotient is negative if its dividend is."""
+    lower_bounds = [0.0 if isinstance(atom, str) else atom.dividend.bounds[0] for atom in monomial]
+    if min(lower_bounds) >= 0:
         return 0
     atom = monomial[0]
-    if len(monomial) > 1 or not isinstance(atom, Quotient) or math.isinf(lows[0]):
+    if len(monomial) > 1 or not isinstance(atom, Quotient) or math.isinf(lower_bounds[0]):
         return -math.inf
-    return lows[0] // atom.divisor
+    return lower_bounds[0] // atom.divisor
 
 
 def _evaluate(atom: Atom, sizes: Mapping[str, int]) -> int:
-    return sizes[atom] if isinstance(atom, str) else atom.dividend.at(sizes) // atom.divisor
+    return sizes[atom] if isinstance(atom, str) else atom.dividend.evaluate(sizes) // atom.divisor
 
 
 def _substitute(atom: Atom, change: Callable[[str], Extent | None]) -> Extent:
@@ -181,12 +183,13 @@ def _substitute(atom: Atom, change: Callable[[str], Extent | None]) -> Extent:
 
 
 def _divide_term(term: tuple[Monomial, int], other: tuple[Monomial, int]) -> tuple[Monomial, int] | None:
-    """Divide one term (product of atoms and coefficient) by another; None if the division is not exact."""
-    remaining, (atoms, divisor) = list(term[0]), other
-    if divisor == 0 or term[1] % divisor:
+    """Divide a term by another, both (product of atoms, coefficient) pairs; None if there is a remainder."""
+    (dividend_atoms, dividend), (divisor_atoms, divisor) = term, other
+    if divisor == 0 or dividend % divisor:
         return None
-    for atom in atoms:
-        if atom not in remaining:
+    atoms = list(dividend_atoms)
+    for atom in divisor_atoms:
+        if atom not in atoms:
             return None
-        remaining.remove(atom)
-    return tuple(remaining), term[1] // divisor
+        atoms.remove(atom)
+    return tuple(atoms), dividend // divisor

@@ -1,4 +1,4 @@
-"""Output types of the operators of com.microsoft and ai.onnx.ml for which onnx has no inference."""
+"""Rules for the output types of operators of com.microsoft and ai.onnx.ml, for which onnx has no or wrong inference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.inference import node_types
+from xrt.formats.onnx.inference import infer_node_types
 from xrt.graph import Constant, Dim, DType, MapType, Node, Shape, TensorType, Type, read_attributes
 
 
@@ -46,17 +46,17 @@ class Operands:
         shape = self.shape(index)
         return None if shape is None or not -len(shape) <= axis < len(shape) else shape[axis]
 
-    def like(self, op: str, inputs: Sequence[int], *attributes: str, **extra: Any) -> Shape | None:
-        """Infer the output shape of `op` with onnx, for these inputs (indices), the named attributes and `extra` ones."""
+    def infer_shape_as(self, op: str, inputs: Sequence[int], *attributes: str, **extra: Any) -> Shape | None:
+        """Infer the shape of output 0 as if the node were an ``op`` with these inputs (by index) and attributes."""
         types = [self.tensor(index) for index in inputs]
         if None in types:
             return None
         names = [f"i{index}" for index in inputs]
         values = {name: value for name in attributes if (value := self.attr(name)) is not None} | extra
-        # The shape does not depend on the element type, which may be one that `op` does not support.
+        # `op` may not support the element type, which does not matter to the shape.
         floats = {name: TensorType(DType.FLOAT32, t.shape) for name, t in zip(names, types, strict=True) if t is not None}
         try:
-            (type_,) = node_types(Node(op, tuple(names), ("o",), read_attributes(values)), floats, {}, {"": self.opset})
+            (type_,) = infer_node_types(Node(op, tuple(names), ("o",), read_attributes(values)), floats, {}, {"": self.opset})
         except ModelError:
             return None  # contradictory inputs are reported by the engine that runs the node
         return type_.shape if isinstance(type_, TensorType) else None
@@ -71,25 +71,27 @@ def make_type(dtype: DType | None, shape: Shape | None) -> Type | None:
     return None if dtype is None else TensorType(dtype, shape)
 
 
-def as_first(*, also: int = 1, dtype: int = 0) -> Rule:
-    """Rule: the first `also` outputs have the shape of input 0 and the element type of input `dtype`."""
-    return lambda o: [make_type(o.dtype(dtype), o.shape(0))] * also
+def copy_shape(*, outputs: int = 1, dtype: int = 0) -> Rule:
+    """Make a rule: the first ``outputs`` outputs have the shape of input 0 and the element type of input ``dtype``."""
+    return lambda o: [make_type(o.dtype(dtype), o.shape(0))] * outputs
 
 
-def of_dtype(dtype: int | DType) -> Rule:
-    """Rule: only the element type is known, either that of an input (by index) or a fixed one."""
+def fix_dtype(dtype: int | DType) -> Rule:
+    """Make a rule: output 0 has an unknown shape, and the element type ``dtype`` or that of the input with index ``dtype``."""
     return lambda o: [make_type(o.dtype(dtype) if isinstance(dtype, int) else dtype, None)]
 
 
-def like(op: str, inputs: Sequence[int], *attributes: str, dtype: int = 0, **extra: Any) -> Rule:
-    """Rule: output 0 has the shape of the ai.onnx operator `op` (see `Operands.like`) and the element type of input `dtype`."""
-    return lambda o: [make_type(o.dtype(dtype), o.like(op, inputs, *attributes, **extra))]
+def infer_as(op: str, inputs: Sequence[int], *attributes: str, dtype: int = 0) -> Rule:
+    """Make a rule: output 0 has the shape from `Operands.infer_shape_as`, and the element type of input ``dtype``."""
+    return lambda o: [make_type(o.dtype(dtype), o.infer_shape_as(op, inputs, *attributes))]
 
 
 def _count_rows(o: Operands) -> Dim:
-    """Count the rows of input 0; a vector is one row, and a scalar or unknown shape gives None."""
+    """Count the rows of input 0. A vector is one row; the number of rows of a scalar or an unknown shape is None."""
     shape = o.shape(0)
-    return None if not shape else 1 if len(shape) == 1 else shape[0]
+    if not shape:
+        return None
+    return 1 if len(shape) == 1 else shape[0]
 
 
 def _classifier(o: Operands) -> Sequence[Type | None]:
@@ -112,11 +114,14 @@ def _floats(o: Operands) -> Sequence[Type | None]:
 
 def _extract_features(o: Operands) -> Sequence[Type | None]:
     shape, indices = o.shape(0), o.shape(1)
-    # The indices are a vector, which may have leading axes of extent 1.
-    lengths = [extent for extent in indices or () if extent != 1]
-    count = _multiply_all(lengths) if indices is not None and len(lengths) != 1 else lengths[0] if lengths else None
     if not shape:
         return [make_type(o.dtype(0), None)]
+    # The indices are a vector, which may have leading axes of extent 1.
+    lengths = [extent for extent in indices or () if extent != 1]
+    if len(lengths) == 1:
+        count = lengths[0]
+    else:
+        count = None if indices is None else _multiply_all(lengths)
     return [make_type(o.dtype(0), (*(shape[:-1] if len(shape) > 1 else (1,)), count))]
 
 
@@ -137,15 +142,17 @@ def _vectorize_dict(o: Operands) -> Sequence[Type | None]:
     return [TensorType(inner.dtype, (1, len(vocabulary) if vocabulary else None)) if isinstance(inner, TensorType) else None]
 
 
-_LABELS = {"values_strings": DType.STRING, "values_int64s": DType.INT64, "values_floats": DType.FLOAT32}
+_LABEL_DTYPES = {"values_strings": DType.STRING, "values_int64s": DType.INT64, "values_floats": DType.FLOAT32}
 
 
 def _relabel(o: Operands) -> Sequence[Type | None]:
     if (tensor := o.attr("values_tensor")) is not None:
-        return [make_type(tensor.dtype, o.shape(0))]
-    if o.attr("classes_strings"):  # version 1 maps in both directions
-        return [make_type(DType.INT64 if o.dtype(0) is DType.STRING else DType.STRING, o.shape(0))]
-    return [make_type(next((dtype for name, dtype in _LABELS.items() if o.attr(name)), None), o.shape(0))]
+        dtype = tensor.dtype
+    elif o.attr("classes_strings"):  # version 1 maps in both directions
+        dtype = DType.INT64 if o.dtype(0) is DType.STRING else DType.STRING
+    else:
+        dtype = next((dtype for name, dtype in _LABEL_DTYPES.items() if o.attr(name)), None)
+    return [make_type(dtype, o.shape(0))]
 
 
 def _encode_one_hot(o: Operands) -> Sequence[Type | None]:
@@ -158,7 +165,7 @@ ML: Mapping[str, Rule] = {
     "CastMap": _cast_map,
     "DictVectorizer": _vectorize_dict,
     "FeatureVectorizer": lambda o: [TensorType(DType.FLOAT32, (_count_rows(o), sum(o.attr("inputdimensions") or ()) or None))],
-    "Imputer": as_first(),
+    "Imputer": copy_shape(),
     "LabelEncoder": _relabel,  # onnx infers no shape for version 1
     "LinearClassifier": _classifier,  # onnx counts the intercepts, which are optional
     "LinearRegressor": _regressor,
@@ -170,9 +177,9 @@ ML: Mapping[str, Rule] = {
     "TreeEnsembleClassifier": _classifier,
     "TreeEnsembleRegressor": _regressor,
 }
-"""Rules of ai.onnx.ml, after the operator documentation."""
-_WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-_POOL = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
+"""Rules of ai.onnx.ml, according to the operator documentation."""
+_CONVOLUTION_ATTRIBUTES = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+_POOL_ATTRIBUTES = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
 
 
 def _divide_extent(extent: Dim, divisor: int) -> Dim:
@@ -180,7 +187,7 @@ def _divide_extent(extent: Dim, divisor: int) -> Dim:
 
 
 def _replace_last_extent(o: Operands, columns: Dim) -> list[Type | None]:
-    """The type of input 0 with its last extent replaced by ``columns``, as the only output."""
+    """List the type of the only output: that of input 0 with its last extent replaced by ``columns``."""
     shape = o.shape(0)
     return [make_type(o.dtype(0), (*shape[:-1], columns) if shape else None)]
 
@@ -195,7 +202,7 @@ def _fused_product(o: Operands) -> Sequence[Type | None]:
     if not (o.attr("transBatchA", 0) or o.attr("transBatchB", 0)) and a and b:
         a, b = _transpose(a, o.attr("transA", 0)), _transpose(b, o.attr("transB", 0))
         types = [make_type(o.dtype(0), a), make_type(o.dtype(1), b)]
-        shape = Operands(o.node, types, {}, o.opset).like("MatMul", (0, 1))
+        shape = Operands(o.node, types, {}, o.opset).infer_shape_as("MatMul", (0, 1))
     return [make_type(o.dtype(0), shape)]
 
 
@@ -203,9 +210,10 @@ def _transpose(shape: Shape, is_transposed: int) -> Shape:
     return (*shape[:-2], shape[-1], shape[-2]) if is_transposed and len(shape) > 1 else shape
 
 
-def _if_channels_first(op: str, inputs: Sequence[int], *attributes: str, dtype: int = 0) -> Rule:
-    """Rule: the shape of the ai.onnx operator `op`, which expects channels first; unknown if channels_last is set."""
-    return lambda o: [make_type(o.dtype(dtype), None if o.attr("channels_last", 0) else o.like(op, inputs, *attributes))]
+def _infer_channels_first(op: str, inputs: Sequence[int], *attributes: str, dtype: int = 0) -> Rule:
+    """Make a rule like `infer_as`, with an unknown shape if channels_last is set, because ONNX's ``op`` has channels first."""
+    infer = infer_as(op, inputs, *attributes, dtype=dtype)
+    return lambda o: [make_type(o.dtype(dtype), None)] if o.attr("channels_last", 0) else infer(o)
 
 
 def _quantized_global_pool(o: Operands) -> Sequence[Type | None]:
@@ -228,6 +236,17 @@ def _quantized_mean(o: Operands) -> Sequence[Type | None]:
     return [make_type(o.dtype(0), reduced)]
 
 
+def _quantized_gemm(o: Operands) -> Sequence[Type | None]:
+    shape = o.infer_shape_as("Gemm", (0, 3), "transA", "transB")
+    return [make_type(o.dtype(8) if o.has(8) else DType.FLOAT32, shape)]
+
+
+def _quantized_concat(o: Operands) -> Sequence[Type | None]:
+    # Inputs 0 and 1 are the output's scale and zero point, followed by (tensor, scale, zero point) triples.
+    shape = o.infer_shape_as("Concat", range(2, len(o.node.inputs), 3), axis=o.attr("axis", 0))
+    return [make_type(o.dtype(1), shape)]
+
+
 def _skip_norm(o: Operands) -> Sequence[Type | None]:
     first, shape = o.tensor(0), o.shape(0)
     mean = make_type(DType.FLOAT32, (*shape[:-1], 1) if shape else None)
@@ -241,14 +260,14 @@ def _embed(o: Operands, dtype: int = 2) -> Sequence[Type | None]:
 
 
 def _attention(o: Operands, dtype: int = 0, past: int = 4) -> Sequence[Type | None]:
-    """The weights hold the Q, K and V projections along their last axis; input ``past`` is the cache."""
-    sizes = list(o.attr("qkv_hidden_sizes") or ())
-    hidden: Dim = sizes[2] if len(sizes) == 3 else _divide_extent(o.dim(1, 1), 3)
-    batch, length = o.dim(0, 0), o.dim(0, 1)
-    heads = o.attr("num_heads")
-    total = None if o.has(past) else length
-    result = make_type(o.dtype(dtype), (batch, length, hidden))
-    return [result, make_type(o.dtype(dtype), (2, batch, heads, total, _divide_extent(hidden, heads or 0)))]
+    """Infer the types of (result, cache). ``dtype`` and ``past`` are the indices of an input with the dtype, and of the cache."""
+    # The weights, input 1, have the projections of Q, K and V side by side along their last axis.
+    projection_sizes = list(o.attr("qkv_hidden_sizes") or ())
+    hidden_size: Dim = projection_sizes[2] if len(projection_sizes) == 3 else _divide_extent(o.dim(1, 1), 3)
+    batch, length, heads = o.dim(0, 0), o.dim(0, 1), o.attr("num_heads")
+    total_length = None if o.has(past) else length
+    cache_shape = (2, batch, heads, total_length, _divide_extent(hidden_size, heads or 0))
+    return [make_type(o.dtype(dtype), (batch, length, hidden_size)), make_type(o.dtype(dtype), cache_shape)]
 
 
 def _multi_head(o: Operands) -> Sequence[Type | None]:
@@ -263,12 +282,14 @@ def _multi_head(o: Operands) -> Sequence[Type | None]:
 
 
 def _grouped_attention(o: Operands) -> Sequence[Type | None]:
-    heads, shared = o.attr("num_heads", 0), o.attr("kv_num_heads", 0)
-    width = o.dim(0, 2)  # of Q, or of Q, K and V if there is no input 1
-    size = _divide_extent(width, heads if o.has(1) else heads + 2 * shared)
-    hidden = width if o.has(1) else _multiply_all([heads, size])
-    cache = make_type(o.dtype(3) if o.has(3) else o.dtype(0), (o.dim(0, 0), shared, None, o.dim(3, 3) if o.has(3) else size))
-    return [make_type(o.dtype(0), (o.dim(0, 0), o.dim(0, 1), hidden)), cache, cache]
+    heads, kv_heads = o.attr("num_heads", 0), o.attr("kv_num_heads", 0)
+    batch, length, width = o.dim(0, 0), o.dim(0, 1), o.dim(0, 2)
+    # Without input 1, input 0 has Q, K and V side by side.
+    is_packed, has_cache = not o.has(1), o.has(3)
+    head_size = _divide_extent(width, heads + 2 * kv_heads if is_packed else heads)
+    hidden_size = _multiply_all([heads, head_size]) if is_packed else width
+    cache = make_type(o.dtype(3 if has_cache else 0), (batch, kv_heads, None, o.dim(3, 3) if has_cache else head_size))
+    return [make_type(o.dtype(0), (batch, length, hidden_size)), cache, cache]
 
 
 def _quantized_lstm(o: Operands) -> Sequence[Type | None]:
@@ -281,8 +302,8 @@ def _quantized_lstm(o: Operands) -> Sequence[Type | None]:
 
 def _block_gather(o: Operands) -> Sequence[Type | None]:
     data, indices, axis = o.shape(0), o.shape(1), o.attr("gather_axis", 0)
-    packed = o.dtype(0) is DType.UINT8  # several elements per byte of the last axis
-    if data is None or indices is None or packed:
+    is_packed = o.dtype(0) is DType.UINT8  # several elements per byte of the last axis
+    if data is None or indices is None or is_packed:
         return [make_type(o.dtype(2), None)]
     positive_axis = axis % len(data)
     return [make_type(o.dtype(2), (*data[:positive_axis], *indices, *data[positive_axis + 1 :]))]
@@ -294,61 +315,61 @@ def _qkv_product(o: Operands) -> Sequence[Type | None]:
 
 
 MICROSOFT: Mapping[str, Rule] = {
-    # of these, only the element type is inferred
-    **dict.fromkeys(("ConvTransposeWithDynamicPads", "CropAndResize", "GridSample", "MaxpoolWithMask"), of_dtype(0)),
-    **dict.fromkeys(("GatedRelativePositionBias", "MatMulFpQ4", "NhwcConv", "NhwcFusedConv", "NhwcMaxPool"), of_dtype(0)),
-    **dict.fromkeys(("GatherND", "Irfft", "Pad", "RelativePositionBias", "Rfft"), of_dtype(0)),
+    # operators of which only the element type is inferred
+    **dict.fromkeys(("ConvTransposeWithDynamicPads", "CropAndResize", "GridSample", "MaxpoolWithMask"), fix_dtype(0)),
+    **dict.fromkeys(("GatedRelativePositionBias", "MatMulFpQ4", "NhwcConv", "NhwcFusedConv", "NhwcMaxPool"), fix_dtype(0)),
+    **dict.fromkeys(("GatherND", "Irfft", "Pad", "RelativePositionBias", "Rfft"), fix_dtype(0)),
     # elementwise, and normalizations
-    **dict.fromkeys(("BiasAdd", "BiasGelu", "BiasSoftmax", "ComplexMulConj", "FastGelu", "Gelu", "QuickGelu"), as_first()),
-    **dict.fromkeys(("ComplexMul", "GatedAdd", "GatedRMSNorm", "GroupNorm", "Inverse", "ScaledSiLU", "Trilu"), as_first()),
-    **dict.fromkeys(("MRotaryEmbedding", "MoE", "QMoE", "RotaryEmbedding"), as_first()),
-    **dict.fromkeys(("QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QOrderedGelu"), as_first()),
+    **dict.fromkeys(("BiasAdd", "BiasGelu", "BiasSoftmax", "ComplexMulConj", "FastGelu", "Gelu", "QuickGelu"), copy_shape()),
+    **dict.fromkeys(("ComplexMul", "GatedAdd", "GatedRMSNorm", "GroupNorm", "Inverse", "ScaledSiLU", "Trilu"), copy_shape()),
+    **dict.fromkeys(("MRotaryEmbedding", "MoE", "QMoE", "RotaryEmbedding"), copy_shape()),
+    **dict.fromkeys(("QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QOrderedGelu"), copy_shape()),
     "BiasSplitGelu": lambda o: _replace_last_extent(o, _divide_extent(o.dim(0, -1), 2)),
-    "SkipGroupNorm": as_first(also=2),
+    "SkipGroupNorm": copy_shape(outputs=2),
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), _skip_norm),
     "EmbedLayerNormalization": _embed,
     "QEmbedLayerNormalization": partial(_embed, dtype=8),
     "QuantizeLinear": lambda o: [make_type(o.dtype(2) if o.has(2) else DType.UINT8, o.shape(0))],
-    "DequantizeLinear": as_first(dtype=1),
-    "QLinearAdd": like("Add", (0, 3)),
-    "QLinearMul": like("Mul", (0, 3)),
-    "QLinearWhere": of_dtype(1),
-    "MulInteger": lambda o: [make_type(DType.INT32, o.like("Mul", (0, 2)))],
+    "DequantizeLinear": copy_shape(dtype=1),
+    "QLinearAdd": infer_as("Add", (0, 3)),
+    "QLinearMul": infer_as("Mul", (0, 3)),
+    "QLinearWhere": fix_dtype(1),
+    "MulInteger": lambda o: [make_type(DType.INT32, o.infer_shape_as("Mul", (0, 2)))],
     # products
     "MatMulNBits": _packed_product,
     "MatMulBnb4": lambda o: _packed_product(o) if o.attr("transB", 1) else [make_type(o.dtype(0), None)],
     "MatMulNBitsMlp": lambda o: [*_packed_product(o), o.tensor(0)],
     "MatMulNBitsQkv": _qkv_product,
     **dict.fromkeys(("FusedMatMul", "FusedMatMulActivation", "TransposeMatMul"), _fused_product),
-    "FusedGemm": like("Gemm", (0, 1), "transA", "transB"),
-    "GemmFastGelu": like("MatMul", (0, 1)),
-    "QGemm": lambda o: [make_type(o.dtype(8) if o.has(8) else DType.FLOAT32, o.like("Gemm", (0, 3), "transA", "transB"))],
-    "DynamicQuantizeMatMul": like("MatMul", (0, 1)),
-    "MatMulIntegerToFloat": like("MatMul", (0, 1), dtype=2),
-    "MatMulInteger16": lambda o: [make_type(DType.INT32, o.like("MatMul", (0, 1)))],
+    "FusedGemm": infer_as("Gemm", (0, 1), "transA", "transB"),
+    "GemmFastGelu": infer_as("MatMul", (0, 1)),
+    "QGemm": _quantized_gemm,
+    "DynamicQuantizeMatMul": infer_as("MatMul", (0, 1)),
+    "MatMulIntegerToFloat": infer_as("MatMul", (0, 1), dtype=2),
+    "MatMulInteger16": lambda o: [make_type(DType.INT32, o.infer_shape_as("MatMul", (0, 1)))],
     "GatherBlockQuantized": _block_gather,
     # windows
-    "FusedConv": like("Conv", (0, 1), *_WINDOW),
-    "QLinearConv": _if_channels_first("Conv", (0, 3), *_WINDOW, dtype=7),
-    "QLinearAveragePool": _if_channels_first("AveragePool", (0,), *_POOL),
+    "FusedConv": infer_as("Conv", (0, 1), *_CONVOLUTION_ATTRIBUTES),
+    "QLinearConv": _infer_channels_first("Conv", (0, 3), *_CONVOLUTION_ATTRIBUTES, dtype=7),
+    "QLinearAveragePool": _infer_channels_first("AveragePool", (0,), *_POOL_ATTRIBUTES),
     "QLinearGlobalAveragePool": _quantized_global_pool,
-    "QLinearConcat": lambda o: [make_type(o.dtype(1), o.like("Concat", range(2, len(o.node.inputs), 3), axis=o.attr("axis", 0)))],
+    "QLinearConcat": _quantized_concat,
     "QLinearReduceMean": _quantized_mean,
     # sequences and attention
     "Attention": _attention,
     "QAttention": lambda o: _attention(o, dtype=3, past=8),
     "MultiHeadAttention": _multi_head,
     "GroupQueryAttention": _grouped_attention,
-    "LongformerAttention": as_first(),
+    "LongformerAttention": copy_shape(),
     "DynamicQuantizeLSTM": _quantized_lstm,
-    "NGramRepeatBlock": as_first(dtype=1),
-    # the rest
+    "NGramRepeatBlock": copy_shape(dtype=1),
+    # other operators
     "CDist": lambda o: [make_type(o.dtype(0), (o.dim(0, 0), o.dim(1, 0)))],
     "IsAllFinite": lambda o: [make_type(DType.BOOL, ())],
     "MurmurHash3": lambda o: [make_type(DType.UINT32 if o.attr("positive", 1) else DType.INT32, o.shape(0))],
-    "ReduceSumInteger": of_dtype(DType.INT32),
+    "ReduceSumInteger": fix_dtype(DType.INT32),
     "Tokenizer": lambda o: [make_type(DType.STRING, None if (shape := o.shape(0)) is None else (*shape, None))],
 }
-"""Rules of com.microsoft, after the contrib operator documentation of ONNX Runtime."""
+"""Rules of com.microsoft, according to the contrib operator documentation of ONNX Runtime."""
 OPERATOR_TYPES: Mapping[str, Mapping[str, Rule]] = {"com.microsoft": MICROSOFT, "ai.onnx.ml": ML}
-"""Rules by domain and operator."""
+"""Domain to operator to rule."""

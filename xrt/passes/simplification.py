@@ -6,6 +6,7 @@ import math
 from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,17 +20,15 @@ from xrt.operators.traits import is_deterministic
 from xrt.passes.shape_inference import Knowledge, infer_shapes
 
 Evaluate = Callable[[Function, list[Any]], Sequence[Any]]
-"""Runs a Function on positional inputs and returns its outputs in order."""
-
+"""Runs a Function on positional inputs, and returns its outputs in order."""
 MustStay = Callable[[Node, Function], bool]
-"""Whether a DequantizeLinear of constants must stay in the Function that contains it."""
+"""Predicate of a DequantizeLinear node of constants and its Function: whether the node must not be folded."""
 
 
 def optimize(function: Function, evaluate: Evaluate | None = None, must_stay: MustStay | None = None) -> Function:
     """Expand Gradient nodes, inline constant control flow, fold constants and remove dead nodes.
 
-    Infer types first. Without `evaluate` no constants are folded; ``must_stay`` selects DequantizeLinear nodes of
-    constants that must not be folded.
+    Infer types first. Without ``evaluate``, constants are not folded.
     """
     if "ai.onnx.preview.training" in function.opsets:
         from xrt.passes.gradient.differentiation import expand_gradient_nodes  # imported only if needed
@@ -39,28 +38,27 @@ def optimize(function: Function, evaluate: Evaluate | None = None, must_stay: Mu
     # Types of an inlined branch may become more precise in the enclosing Function, so infer them again.
     inlined = inline_constant_control_flow(function)
     function = function if inlined is function else infer_shapes(inlined)
-    while evaluate is not None and (folded := fold_constants(function, evaluate, must_stay)) is not function:
-        # One round suffices without bodies. With bodies, the types inferred after a round may allow another.
-        has_bodies = any(node.bodies for node in folded.nodes)
+    while evaluate is not None:
+        folded = fold_constants(function, evaluate, must_stay)
+        # Without bodies, one round suffices. With bodies, types that are inferred after a round may allow another.
+        has_bodies = folded is not function and any(node.bodies for node in folded.nodes)
         function = infer_shapes(folded) if has_bodies else folded
-        if not has_bodies or function is folded:
+        if function is folded:
             break
     return drop_dead_nodes(function)
 
 
-# ---------------------------------------------------------------------- constant control flow
-
 Lookup = Callable[[str], Constant | None]
-"""Returns the constant of that name, or None if the value is only known at run time."""
+"""Returns the constant with a name, or None if the value is only known at run time."""
 _ANY_TYPE_OPSET = 16
 """First opset in which Identity supports sequences and optionals."""
 
 
 def inline_constant_control_flow(function: Function) -> Function:
-    """Replace each If with a constant condition by its branch.
+    """Replace each If with a constant condition by its branch, in bodies too.
 
-    Nested bodies are processed too. Outputs keep their names; inlined values and nodes are renamed only on a collision. An If
-    with control edges stays. Return `function` itself if nothing is inlined. Linear time.
+    Outputs keep their names; inlined values and nodes are renamed only on a collision. An If with control edges stays. Return
+    ``function`` itself if nothing is inlined. Linear time.
     """
     return _inline_branches(function, {}, BodyNames(function))
 
@@ -70,16 +68,18 @@ def _inline_branches(function: Function, outer: Mapping[str, Constant], names: B
     if not any(node.bodies for node in function.nodes):
         return function
     splice = Splice(function, names)
-    values: dict[str, Constant] = {}  # of Constant nodes, which stay: a condition may read one
-    scope: ChainMap[str, Constant] = ChainMap(values, splice.constants, outer)  # type: ignore[arg-type]  # only the first map is written
+    # Values of Constant nodes, which a condition may read.
+    node_values: dict[str, Constant] = {}
+    scope: ChainMap[str, Constant] = ChainMap(node_values, splice.constants, outer)  # type: ignore[arg-type]  # only the first map is written
     while splice.pending:
         node = splice.pending.pop()
         branch = find_taken_branch(node, scope.get)
-        if branch is None or not splice.inline(node, branch):
-            splice.nodes.append(node.map_bodies(lambda inner: _inline_branches(inner, scope, names)))
-            if node.op == "Constant" and isinstance(value := node.attr("value"), Constant):
-                values[node.outputs[0]] = value
-    return splice.result()
+        if branch is not None and splice.inline(node, branch):
+            continue
+        splice.nodes.append(node.map_bodies(lambda inner: _inline_branches(inner, scope, names)))
+        if node.op == "Constant" and isinstance(value := node.attr("value"), Constant):
+            node_values[node.outputs[0]] = value
+    return splice.finish()
 
 
 def find_taken_branch(node: Node, lookup: Lookup) -> Function | None:
@@ -92,101 +92,103 @@ def find_taken_branch(node: Node, lookup: Lookup) -> Function | None:
 
 
 class BodyNames:
-    """Counts the definitions of each value name in a model, nested bodies included, while branches are inlined."""
+    """Counts how often each value name is defined in a model, nested bodies included, while branches are inlined.
 
-    # Counts and not a set: both branches of an If, and unrelated bodies, may define the same name.
+    A set of names would not suffice: both branches of an If, and unrelated bodies, may define the same name.
+    """
 
     def __init__(self, root: Function) -> None:
         self._root = root
-        self._counts: Counter[str] | None = None  # computed on demand: most models have nothing to inline
 
-    @property
+    @cached_property  # most models have nothing to inline
     def counts(self) -> Counter[str]:
-        if self._counts is None:
-            self._counts = Counter(list_definitions(self._root))
-        return self._counts
+        return Counter(list_definitions(self._root))
 
     def release(self, node: Node) -> None:
-        """Remove the names defined in the node's bodies."""
+        """Forget the names that are defined in the bodies of a node."""
         for body in node.bodies:
             self.counts.subtract(list_definitions(body))
 
-    def adopt(self, name: str) -> str:
-        """Reserve and return `name`, with a numeric suffix if it is in use."""
-        fresh, count = name, 1
+    def reserve(self, name: str) -> str:
+        """Reserve and return ``name``, with a numeric suffix if it is in use."""
+        fresh, suffix = name, 1
         while self.counts[fresh] > 0:
-            count += 1
-            fresh = f"{name}_{count}"
+            suffix += 1
+            fresh = f"{name}_{suffix}"
         self.counts[fresh] = 1
         return fresh
 
 
 class Splice:
-    """A Function being rewritten node by node, where an If may be replaced by the nodes of a branch."""
+    """A Function that is rewritten node by node. An If can be replaced by the nodes of its branch.
+
+    The caller pops each node from `pending`, and either appends it to `nodes`, replaces it (`inline`), or drops it because its
+    outputs were added to `constants`.
+    """
 
     def __init__(self, function: Function, names: BodyNames) -> None:
         self.function = function
         self.constants: dict[str, Constant] = dict(function.constants)
         self.types: dict[str, Type] = {}
-        """Types of values of inlined nodes."""
+        """Types of the values of inlined branches."""
         self.nodes: list[Node] = []
         """The nodes of the result, in order."""
         self._names = names
         self.pending = list(reversed(function.nodes))
-        """A stack of the nodes to be visited: those of an inlined branch come before the rest."""
+        """A stack of the nodes that are not rewritten yet. The nodes of an inlined branch are pushed onto it."""
         self.inlined: list[Node] = []
         """The nodes of the branch that was inlined last."""
-        self.awaited = {name for node in function.nodes for name in node.control}
-        """Names of nodes that control edges refer to, so that these nodes cannot be replaced."""
-        self._node_names: FreshNames | None = None
+        self.control_predecessors = {name for node in function.nodes for name in node.control}
+        """Names of nodes at which control edges start. These nodes cannot be replaced."""
         self._inlined_values: set[str] = set()
+        """Names of the values of inlined branches."""
+
+    @cached_property
+    def _node_names(self) -> FreshNames:
+        return FreshNames((node.name for node in self.function.nodes), start=2)
 
     def inline(self, node: Node, branch: Function) -> bool:
-        """Replace the node by the nodes of its branch, which are visited next; return False if that is not possible.
-
-        Names are kept unless they collide within the model.
-        """
+        """Push the branch onto `pending` instead of ``node``, renamed on collisions; return False if that is impossible."""
+        # (Name in the branch, name outside) of each result.
         results = [(value.name, name) for value, name in zip(branch.outputs, node.outputs, strict=True) if name]
-        if node.control or node.name in self.awaited or not _can_be_copied(branch, results, self.function):
+        if node.control or node.name in self.control_predecessors or not _can_be_copied(branch, results, self.function):
             return False
-        if self._node_names is None:
-            self._node_names = FreshNames((node.name for node in self.function.nodes), start=2)
         values = self._rename_values(node, branch, results)
         self._node_names.release(node.name)
         nodes = {inner.name: self._node_names.take(inner.name) for inner in branch.nodes}
         inlined = [rename_node(inner, values, nodes) for inner in branch.nodes]
         for result, name in results:
-            # An Identity for each result that is not a distinct node output.
+            # A result that no node of the branch computes, or that is returned twice, is copied.
             if branch.producer(result) is None or values[result] != name:
                 inlined.append(Node("Identity", (values.get(result, result),), (name,), name=self._node_names.take(name)))
-        outer = {name for _, name in results}
+        result_names = {name for _, name in results}
         for name in branch.value_names():
-            new, type_ = values.get(name, name), branch.get_type(name)
-            if type_ is not None and new not in outer and new not in self.constants:
-                self.types[new] = type_
+            new_name, type_ = values.get(name, name), branch.get_type(name)
+            if type_ is not None and new_name not in result_names and new_name not in self.constants:
+                self.types[new_name] = type_
         self.inlined = [replace(inner, device=inner.device or node.device) for inner in inlined]
         self.pending += reversed(self.inlined)
-        self.awaited.update(name for inner in self.inlined for name in inner.control)
+        self.control_predecessors.update(name for inner in self.inlined for name in inner.control)
         return True
 
     def _rename_values(self, node: Node, branch: Function, results: Sequence[tuple[str, str]]) -> dict[str, str]:
-        """Map each value defined in the branch, nested bodies included, to its outer name."""
+        """Map the name of each value that the branch defines, nested bodies included, to the name outside of the branch."""
         self._names.release(node)
         values: dict[str, str] = {}
         for result, name in results:
             if branch.producer(result) is not None:
-                # Write the outer name directly, which saves an Identity.
+                # The node writes the name outside directly, which saves an Identity.
                 values.setdefault(result, name)
         captured = frozenset(branch.captures)
         for name in dict.fromkeys(list_definitions(branch)):
             if name not in values and name not in captured:
-                values[name] = self._names.adopt(name)
+                values[name] = self._names.reserve(name)
         self.constants.update((values[name], constant) for name, constant in branch.constants.items())
         self._inlined_values.update(values.values())
         return values
 
-    def result(self) -> Function:
-        """The rewritten Function, or the original if nothing changed. Constants that lost their last reader are removed."""
+    def finish(self) -> Function:
+        """Make the rewritten Function, without constants that lost their last reader; the original if nothing changed."""
         function = self.function
         pairs = zip(self.nodes, function.nodes, strict=False)
         if len(self.nodes) == len(function.nodes) and all(new is old for new, old in pairs):
@@ -204,13 +206,13 @@ class Splice:
 
 
 def _list_used_values(nodes: Sequence[Node], function: Function) -> set[str]:
-    """List the values that the nodes read or define, and those that the Function returns."""
+    """List the values that the nodes read or define, and the values that the Function returns."""
     values = {name for node in nodes for name in (*node.uses, *node.outputs)}
     return values.union(value.name for value in function.outputs)
 
 
 def _can_be_copied(branch: Function, results: Sequence[tuple[str, str]], function: Function) -> bool:
-    """Whether Identity supports the type of every result that must be copied."""
+    """Whether Identity supports the type of every result that `Splice.inline` must copy."""
     if function.opsets.get("", 0) >= _ANY_TYPE_OPSET:
         return True
     computed = [result for result, _ in results if branch.producer(result) is not None]
@@ -218,45 +220,40 @@ def _can_be_copied(branch: Function, results: Sequence[tuple[str, str]], functio
     return all(isinstance(function.get_type(name), TensorType) for name in copied)
 
 
-# ---------------------------------------------------------------------- constant folding
-
-LARGEST_BYTES = 64 << 20
-"""Limit in bytes for each folded value, including values inside bodies."""
-
-LARGEST_UNKNOWN_BYTES = 1 << 20
-"""Limit in bytes for the constant inputs of operators with data-dependent output sizes."""
-
-MOST_TRIPS = 1000
+MAX_FOLDED_BYTES = 64 << 20
+"""A node is folded only if each of its values, also in bodies, has at most this many bytes."""
+MAX_DATA_SIZED_BYTES = 1 << 20
+"""An operator of `_DATA_SIZED_OPERATORS` is folded only if its inputs together have at most this many bytes."""
+MAX_ITERATIONS = 1000
 """A Loop is folded only if it is known to end after at most this many iterations."""
-
-_DATA_SIZED = frozenset({"Compress", "NonZero", "Unique"})
+_DATA_SIZED_OPERATORS = frozenset({"Compress", "NonZero", "Unique"})
 """Operators whose output size depends on the data, but is bounded by a small multiple of the input size."""
 
 
 def fold_constants(function: Function, evaluate: Evaluate, must_stay: MustStay | None = None) -> Function:
-    """Replace the outputs of nodes that read only constants by constants of the same names.
+    """Replace the outputs of nodes that read only constants by constants of the same names. Infer types first.
 
-    The pass is one walk over the nodes. Each node's types are inferred from the values folded before it, and an If whose
-    condition is constant by then is inlined. A computed shape is a constant as soon as all its elements are known, even if the
-    tensor with that shape is computed at run time. Every other candidate is passed to ``evaluate`` as a Function without inputs.
+    In one walk over the nodes, the types of each node are inferred from the values that were folded before, and an If whose
+    condition became constant is inlined. A computed shape is folded if all its elements are known, even if the tensor with this
+    shape is only computed at run time. Any other node to fold is passed to ``evaluate`` as a Function without inputs.
 
-    A node is not folded if it is random, has no ONNX schema, has control edges, may produce more than `LARGEST_BYTES`, is a
+    A node is not folded if it is random, has no ONNX schema, has control edges, may compute more than `MAX_FOLDED_BYTES`, is a
     DequantizeLinear selected by ``must_stay``, or if its evaluation fails. A node with bodies is folded if all captured values
-    are constants; otherwise its bodies are folded. Constants without remaining readers are removed. Call `infer_shapes` first,
-    because sizes decide what is folded. Return `function` itself if nothing is folded. Linear time.
+    are constants; otherwise the nodes in its bodies are folded. Constants without remaining readers are removed. Return
+    ``function`` itself if nothing is folded. Linear time.
     """
     with pause_gc(function.size):
-        return _Folding(evaluate, BodyNames(function), must_stay).function(function, None)
+        return _Folding(evaluate, BodyNames(function), must_stay).fold_function(function, None)
 
 
 def _fill(node: Node, knowledge: Knowledge) -> Constant | None:
-    """Evaluate a ConstantOfShape; None if its shape is unknown or invalid or the result too large."""
+    """Evaluate a ConstantOfShape; None if its shape is unknown or invalid, or the result too large."""
     shape_constant, value = knowledge.find_constant(node.inputs[0]), node.attr("value")
     if shape_constant is None or shape_constant.dtype is not DType.INT64 or len(shape_constant.shape) != 1:
         return None
     element = np.zeros(1, np.float32) if value is None else value.array.reshape(-1)
     shape: list[int] = shape_constant.array.tolist()
-    if element.size != 1 or min(shape, default=0) < 0 or math.prod(shape) * element.itemsize > LARGEST_BYTES:
+    if element.size != 1 or min(shape, default=0) < 0 or math.prod(shape) * element.itemsize > MAX_FOLDED_BYTES:
         return None
     filled = Constant(np.full(shape, element[0], element.dtype))
     return filled if _fits(filled, knowledge.get_type(node.outputs[0])) else None
@@ -264,14 +261,14 @@ def _fill(node: Node, knowledge: Knowledge) -> Constant | None:
 
 @dataclass(frozen=True, slots=True)
 class _Folding:
-    """One walk over a Function and its bodies: infer each node's types, then fold, inline or keep it."""
+    """Walks over a Function and its bodies: infers the types of each node, then folds, inlines or keeps the node."""
 
     evaluate: Evaluate
     names: BodyNames
     must_stay: MustStay | None
 
-    def function(self, function: Function, outer: Knowledge | None) -> Function:
-        """Fold the nodes of a Function; `outer` is the Knowledge of the enclosing Function, or None."""
+    def fold_function(self, function: Function, outer: Knowledge | None) -> Function:
+        """Fold the nodes of a Function; ``outer`` is the Knowledge of the enclosing Function, or None."""
         splice = Splice(function, self.names)
         knowledge = Knowledge(function, outer, splice.constants, splice.types)
         inlined_names = set[str]()
@@ -281,33 +278,31 @@ class _Folding:
             if branch is not None and splice.inline(node, branch):
                 inlined_names.update(inner.name for inner in splice.inlined)
                 continue
-            knowledge.infer(node, again=node.name in inlined_names)  # an If has only the common type of its branches
+            # An inlined node may have a more precise type than the If, which has the common type of its branches.
+            knowledge.infer(node, again=node.name in inlined_names)
             results = None
             # A node with control edges orders effects, which a constant cannot.
-            if not node.control and node.name not in splice.awaited:
+            if not node.control and node.name not in splice.control_predecessors:
                 results = knowledge.list_known_integers(node)
                 if results is None and knowledge.reads_constants(node):
-                    results = self.node(node, knowledge)
+                    results = self.fold_node(node, knowledge)
             if results is None:
-                splice.nodes.append(self.inside(node, knowledge) if node.bodies else node)
+                if node.bodies:
+                    node = knowledge.refine_bodies(node).map_bodies(lambda body: self.fold_function(body, knowledge))
+                    knowledge.infer_from_bodies(node)
+                splice.nodes.append(node)
             else:
                 splice.constants.update(results)
                 knowledge.add_news(results)
-        return splice.result()
+        return splice.finish()
 
-    def inside(self, node: Node, knowledge: Knowledge) -> Node:
-        """Return the node with its bodies folded."""
-        node = knowledge.refine_bodies(node).map_bodies(lambda body: self.function(body, knowledge))
-        knowledge.infer_from_bodies(node)
-        return node
-
-    def node(self, node: Node, knowledge: Knowledge) -> dict[str, Constant] | None:
-        """Fold a node that reads only constants; return its outputs as constants, or None if it cannot be folded."""
+    def fold_node(self, node: Node, knowledge: Knowledge) -> dict[str, Constant] | None:
+        """Return the outputs of a node that reads only constants as constants, by name; None if it cannot be folded."""
         if node.op == "Constant" and (value := find_node_constant(node, knowledge.function)) is not None:
             return {node.outputs[0]: value}
         if node.op == "ConstantOfShape" and (filled := _fill(node, knowledge)) is not None:
             return {node.outputs[0]: filled}
-        # A random operator must draw in each call; one without a schema may have side effects.
+        # A random operator must draw new numbers in each call; an operator without a schema may have side effects.
         if not is_deterministic(node, knowledge.function):
             return None
         # Engines with integer kernels read the quantized weights.
@@ -335,65 +330,64 @@ class _Folding:
 def _is_bounded(isolated: Function) -> bool:
     """Whether a one-node Function terminates and all its values are known to be small."""
     node = isolated.nodes[0]
-    if node.op in _DATA_SIZED:
-        return sum(constant.nbytes for constant in isolated.constants.values()) <= LARGEST_UNKNOWN_BYTES
+    if node.op in _DATA_SIZED_OPERATORS:
+        return sum(constant.nbytes for constant in isolated.constants.values()) <= MAX_DATA_SIZED_BYTES
     return all(_are_small(holder, inner) for holder, inner in isolated.walk())
 
 
 def _are_small(function: Function, node: Node) -> bool:
-    # A Loop without a constant limit may run for any time, even if its results are small.
+    # A Loop without a constant limit may never end, even if its results are small.
     if node.op == "Loop":
-        trips = function.constants.get(node.inputs[0])
-        if trips is None or int(trips.array.reshape(())) > MOST_TRIPS:
+        trip_count = function.constants.get(node.inputs[0])
+        if trip_count is None or int(trip_count.array.reshape(())) > MAX_ITERATIONS:
             return False
-    return all(_count_bytes(function.get_type(name)) <= LARGEST_BYTES for name in node.defined_names)
+    return all(_count_bytes(function.get_type(name)) <= MAX_FOLDED_BYTES for name in node.defined_names)
 
 
 def _count_bytes(type_: Type | None) -> float:
-    """Size of a value in bytes, infinity if unknown; a string counts as one pointer."""
+    """Count the bytes of a value; infinity if the size is unknown. A string counts as one pointer."""
     if not isinstance(type_, TensorType) or not type_.is_static:
         return math.inf
-    size = type_.nbytes
-    return size if size is not None else 8 * math.prod(d for d in type_.shape or () if isinstance(d, int))
+    if type_.nbytes is not None:
+        return type_.nbytes
+    return 8 * math.prod(dim for dim in type_.shape or () if isinstance(dim, int))
 
 
 def _fits(constant: Constant, type_: Type | None) -> bool:
     """Whether a constant matches the inferred type and is not too large."""
-    return constant.nbytes <= LARGEST_BYTES and (type_ is None or may_equal(type_, constant.type))
-
-
-# ---------------------------------------------------------------------- dead nodes
+    return constant.nbytes <= MAX_FOLDED_BYTES and (type_ is None or may_equal(type_, constant.type))
 
 
 def drop_dead_nodes(function: Function) -> Function:
-    """Remove nodes, constants and types that no output depends on, in nested bodies too.
+    """Remove nodes, constants and types on which no output depends, in nested bodies too.
 
-    ONNX operators have no side effects, random ones included. An operator of a custom domain may have one, so such a node stays,
-    together with its inputs and control predecessors. Function inputs and outputs stay. Return `function` itself if nothing is
-    removed. Linear time.
+    A node of an operator without an ONNX schema stays, because it may have side effects, and so do its inputs and control
+    predecessors. Return ``function`` itself if nothing is removed. Linear time.
     """
     trimmed = [node.map_bodies(drop_dead_nodes) for node in function.nodes]
-    nodes, needed = _find_live(function, trimmed)
-    constants = {name: constant for name, constant in function.constants.items() if name in needed}
-    live = {name for node in nodes for name in node.defined_names} | needed
-    types = {name: type_ for name, type_ in function.types.items() if name in live}
-    same_nodes = len(nodes) == len(trimmed) and all(new is old for new, old in zip(trimmed, function.nodes, strict=True))
-    if same_nodes and len(constants) == len(function.constants) and len(types) == len(function.types):
+    nodes, read_values = _find_live(function, trimmed)
+    constants = {name: constant for name, constant in function.constants.items() if name in read_values}
+    live_values = {name for node in nodes for name in node.defined_names} | read_values
+    types = {name: type_ for name, type_ in function.types.items() if name in live_values}
+    has_all_nodes = len(nodes) == len(trimmed) and all(new is old for new, old in zip(trimmed, function.nodes, strict=True))
+    if has_all_nodes and len(constants) == len(function.constants) and len(types) == len(function.types):
         return function
     return function.replace(nodes=nodes, constants=constants, types=types)
 
 
 def _find_live(function: Function, nodes: Iterable[Node]) -> tuple[tuple[Node, ...], set[str]]:
-    """Find the nodes to keep, in order, and the names of the values that they read or the Function returns."""
-    values = {value.name for value in function.outputs}
-    awaited: set[str] = set()
+    """Find the nodes to keep, in order, and the names of the values that these nodes read or the Function returns."""
+    read_values = {value.name for value in function.outputs}
+    control_predecessors: set[str] = set()
     live = []
-    for node in reversed(list(nodes)):  # topological order: one backward sweep suffices
-        if node.name in awaited or not values.isdisjoint(node.outputs) or _may_have_effect(node, function):
+    # The nodes are in topological order, so one backward sweep suffices.
+    for node in reversed(list(nodes)):
+        is_read = node.name in control_predecessors or not read_values.isdisjoint(node.outputs)
+        if is_read or _may_have_effect(node, function):
             live.append(node)
-            values.update(node.uses)
-            awaited.update(node.control)
-    return tuple(reversed(live)), values
+            read_values.update(node.uses)
+            control_predecessors.update(node.control)
+    return tuple(reversed(live)), read_values
 
 
 def _may_have_effect(node: Node, function: Function) -> bool:

@@ -313,15 +313,15 @@ class AutoPlacement:
         implicit engine is then selected only if the other engines do not support every node; if it is not, its spec is None.
         """
         engines, implicit, device_map = self.engines.engines, self.engines.implicit, self.engines.device_map
-        if all(device_map.of(engine.spec) == "cpu" for engine in engines):
+        if all(device_map.get_device(engine.spec) == "cpu" for engine in engines):
             return list(engines), implicit, ()
         listed = [engine for engine in engines if engine.spec != implicit]
         support = SupportMatrix.of(function, listed, device_map)
-        engines_by_node = support.supporting_engines()
+        engines_by_node = support.list_supporting_engines()
         supporting_indices = set(chain.from_iterable(engines_by_node))
         selected, messages = [], []
         for index, engine in enumerate(listed):
-            device = device_map.of(engine.spec)
+            device = device_map.get_device(engine.spec)
             if device == "cpu" or index in supporting_indices or not function.nodes:
                 selected.append(engine)
             else:

@@ -441,7 +441,7 @@ class Search:
         """List the engines for mixtures: the fastest on the whole model, and the engine that supports most nodes but not all."""
         candidates = self.get_candidates(started=True)
         fastest = [plan.launches[0].engine for plan, _ in self.list_measured_wholes(started=True)]
-        engines_by_node = candidates.capability.supporting_engines()
+        engines_by_node = candidates.capability.list_supporting_engines()
         counts = Counter(candidates.engines[index].spec for supporting in engines_by_node for index in supporting)
         # If no engine supports the whole model, all engines may be needed to cover every node.
         if not fastest:

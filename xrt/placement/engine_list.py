@@ -73,7 +73,7 @@ class EngineList:
 
     def get_host_engine(self, launch: Launch) -> GraphCompiler | None:
         """Return the engine of a launch if it is in the list and computes on the CPU, else None."""
-        return self.by_spec.get(launch.engine) if self.device_map.of(launch.engine) == "cpu" else None
+        return self.by_spec.get(launch.engine) if self.device_map.get_device(launch.engine) == "cpu" else None
 
     def why_not_dynamic(self, launch: Launch) -> str:
         """Explain why a launch must be compiled for fixed sizes of symbolic dims; empty if one executable serves all sizes."""

@@ -257,7 +257,7 @@ class Candidates:
         listed = tuple(engine for engine in engines if engine.spec != request.implicit)
         if request.implicit is not None and listed:
             candidates = cls(request, listed, None, tuple(engines))
-            if all(candidates.capability.supporting_engines()):
+            if all(candidates.capability.list_supporting_engines()):
                 return candidates
         return cls(request, tuple(engines), request.implicit, tuple(engines))
 
@@ -281,7 +281,7 @@ class Candidates:
     def wholes(self) -> tuple[Plan, ...]:
         """The plans that run all nodes on one engine, if the caller's options allow that. Plans measured to fail are included."""
         function, device_map, plans = self.request.function, self.request.device_map, []
-        engines_by_node = self.capability.supporting_engines()
+        engines_by_node = self.capability.list_supporting_engines()
         for index, engine in enumerate(self.engines):
             if all(index in supporting for supporting in engines_by_node):
                 assignment = {node.name: engine.spec for node in function.nodes}
@@ -328,7 +328,7 @@ def is_allowed(plan: Plan, engines: Sequence[GraphCompiler], options: Clustering
         for node in nodes:
             spec = assignment[node.name]
             # A pin either requires that the node is on its engine, or forbids it.
-            if pin.matches(pin.subject(node)) and pin.covers(names[spec], spec) is pin.forbid:
+            if pin.matches(pin.get_subject(node)) and pin.covers_engine(names[spec], spec) is pin.forbid:
                 return False
     return True
 

@@ -311,7 +311,7 @@ class PlacementRequest:
     @cached_property
     def contexts(self) -> dict[str, CompileContext]:
         """The context of each engine on its device, by spec; raises DeviceError if a device is unavailable."""
-        return {engine.spec: on_device(self.device_map.of(engine.spec), self.context) for engine in self.engines}
+        return {engine.spec: on_device(self.device_map.get_device(engine.spec), self.context) for engine in self.engines}
 
 
 def unwrap(engines: Sequence[GraphCompiler]) -> list[GraphCompiler]:

@@ -21,7 +21,7 @@ from xrt.partition import partition
 from xrt.partition.partitioner import plan_from_assignment
 from xrt.passes.quantize import list_balanced_values, list_calibrated_values, why_not_quantized
 from xrt.passes.quantize.form import (
-    OPTIONS,
+    DEFAULT_OPTIONS,
     QuantizedForm,
     balance_values,
     find_balance,
@@ -372,14 +372,14 @@ class CandidateSearch:
         """Add notes with the number of products and convolutions that cannot be quantized, by reason."""
         counts: Counter[tuple[str, str]] = Counter()
         for node in self.prepared.nodes:
-            if node.op in _WITH_WEIGHTS and (reason := why_not_quantized(node, self.prepared, OPTIONS)) is not None:
+            if node.op in _WITH_WEIGHTS and (reason := why_not_quantized(node, self.prepared, DEFAULT_OPTIONS)) is not None:
                 counts[node.op, reason] += 1
         self.notes += [f"float32 in any plan: {count} {op}, {reason}" for (op, reason), count in counts.items()]
 
     @cached_property
     def _observed_ranges(self) -> tuple[CalibrationTable | None, dict[str, tuple[Any, Any]]]:
         """The table of ranges (None if the caller passed one), and the extremes per channel of values that can be balanced."""
-        calibrated = list_calibrated_values(self.prepared, OPTIONS) if self.options.table is None else []
+        calibrated = list_calibrated_values(self.prepared, DEFAULT_OPTIONS) if self.options.table is None else []
         balanceable = list_balanced_values(self.prepared)
         keys, observer = hash_values(self.prepared), Observer()
         extremes: dict[str, tuple[Any, Any]] = {}
@@ -537,7 +537,7 @@ def list_product_forms(
     ``names`` are the nodes that may be quantized, ``fixed`` the indices of nodes that stay in float32. ``has_kernels`` tells
     whether the engine has integer kernels beyond pairs of QuantizeLinear and DequantizeLinear.
     """
-    products = [node for node in map(prepared.node, names) if why_not_matrix(node, prepared, OPTIONS) is None]
+    products = [node for node in map(prepared.node, names) if why_not_matrix(node, prepared, DEFAULT_OPTIONS) is None]
     matrices = {node.inputs[1] for node in products}
     weights = {node.inputs[1] for node in prepared.nodes if node.op in _WITH_WEIGHTS and node.inputs[1] in prepared.constants}
     matrix_bytes, weight_bytes = (sum(prepared.constants[name].nbytes for name in group) for group in (matrices, weights))

@@ -15,7 +15,7 @@ import numpy as np
 
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.passes import infer_shapes
-from xrt.passes.quantize.candidates import QuantizationOptions, find_root
+from xrt.passes.quantize.candidates import QuantizationOptions, find_range_source
 from xrt.passes.quantize.weights import Emission, find_channel_axis, fit_activation, quantize_channels, require_opset
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def make_switchable_model(prepared: Function, table: CalibrationTable, names: Se
             nodes.append(node)
             continue
         # The operands after quantization: the activation, unless it has no range, and the weight.
-        observed = ranges[find_root(node.inputs[0], prepared)]
+        observed = ranges[find_range_source(node.inputs[0], prepared)]
         parameters = fit_activation(
             observed.low, observed.high, options.activation_dtype, symmetric=options.symmetric_activations
         )

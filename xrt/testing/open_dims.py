@@ -19,7 +19,7 @@ from xrt.engines.contract.graph_compiler import prepare_or_close
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.engines.toolkit.support import ELEMENTWISE, SYMBOLIC_OPERATORS, why_not_symbolic
 from xrt.errors import CompileRefused, ModelError, RunFailed
-from xrt.formats.onnx import expand
+from xrt.formats.onnx import expand_definition
 from xrt.graph import Function, Node, TensorType, Value
 from xrt.placement.sizes import read_sizes, resize_values
 from xrt.runtime import count_available_cores
@@ -74,7 +74,7 @@ class SizedInputs:
     def _expand_definition(self) -> Function:
         """Replace a single node by its ONNX definition, which shows its inner casts: FlexAttention rounds to a narrower float."""
         try:
-            return (expand(self.function) if len(self.function.nodes) == 1 else None) or self.function
+            return (expand_definition(self.function) if len(self.function.nodes) == 1 else None) or self.function
         except ModelError:  # onnx cannot inline a definition whose optional input is absent
             return self.function
 

@@ -8,7 +8,7 @@ from typing import Any
 from tests.devices.models import Net, numbers
 from xrt import ops
 from xrt.builder.tracing import trace
-from xrt.formats.onnx.inference import node_types
+from xrt.formats.onnx.inference import infer_node_types
 from xrt.graph import Function
 from xrt.passes import infer_shapes
 
@@ -48,6 +48,6 @@ BUILDS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "net": (Net().build, (numbers(3, 4), numbers(4, 5, seed=1))),
 }
 MODELS: dict[str, tuple[Function, tuple[Any, ...]]] = {
-    name: (infer_shapes(trace(build, *inputs, name=name, inference=node_types)), inputs)
+    name: (infer_shapes(trace(build, *inputs, name=name, inference=infer_node_types)), inputs)
     for name, (build, inputs) in BUILDS.items()
 }

@@ -12,7 +12,7 @@ import xrt
 from tests.engines.toy_running import ready
 from xrt.builder import DEFAULT_OPSET
 from xrt.builder.tracing import trace
-from xrt.formats.onnx.inference import node_types
+from xrt.formats.onnx.inference import infer_node_types
 from xrt.graph import Function, TensorType
 from xrt.graph.verify import verify, verify_types
 from xrt.passes import infer_shapes
@@ -39,7 +39,7 @@ class Case:
 
 def make_function(build: Callable[..., Any], inputs: Sequence[Any], opset: int = DEFAULT_OPSET) -> Function:
     """Return the Function of an expression for inputs of those types."""
-    return trace(build, *inputs, inference=node_types, opsets=opset)
+    return trace(build, *inputs, inference=infer_node_types, opsets=opset)
 
 
 def run(function: Function, inputs: Sequence[Array]) -> list[Array]:

@@ -38,7 +38,7 @@ from xrt.passes.quantize import (
     scale_channels,
     why_not_quantized,
 )
-from xrt.passes.quantize.weights import find_limits, fit_activation, fit_weight, round_to_integers
+from xrt.passes.quantize.weights import fit_activation, fit_weight, get_integer_range, round_to_integers
 from xrt.precision.byte_sums import needs_reduced_range
 from xrt.testing.corpus.entry import node
 from xrt.testing.generate import make_seeded_function, rename_values
@@ -79,7 +79,9 @@ def test_a_product_equals_integer_arithmetic(product: str, options: str) -> None
     quantized = quantize(function, make_table(function, {"x": X}), OPTIONS[options])
     terms = {name: constant.array for name, constant in quantized.constants.items()}
     scale, zero = terms["x_scale"], int(terms["x_zero_point"])
-    integers = np.clip(np.rint(X / scale) + zero, *find_limits(DType.from_array(terms["x_zero_point"]))).astype(np.int64) - zero
+    integers = (
+        np.clip(np.rint(X / scale) + zero, *get_integer_range(DType.from_array(terms["x_zero_point"]))).astype(np.int64) - zero
+    )
     weights, w_scale, w_zero = (np.atleast_2d(terms[f"w_{part}"]) for part in ("quantized", "scale", "zero_point"))
     if product.startswith("turned"):
         weights = weights.T
@@ -151,7 +153,7 @@ def test_patterns_select_nodes() -> None:
 
 
 REASONS = {
-    "Relu": (node("Relu", "x", "y"), "its operator has no quantized form here"),
+    "Relu": (node("Relu", "x", "y"), "its operator is not a convolution or matrix product"),
     "excluded": (node("ConvTranspose", "x w", "y"), "no pattern selects it"),
     "computed weights": (node("Conv", "x x", "y"), "its weights are computed"),
     "two computed": (node("MatMul", "x x", "y"), "both operands are computed"),

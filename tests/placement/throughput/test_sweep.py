@@ -16,11 +16,11 @@ from xrt.errors import BundleError, OptionError, PlacementFileError, RunFailed
 from xrt.formats.placement_file import (
     PlacementFile,
     Split,
+    dump_serving,
     dumps,
     loads,
     parse_serving,
     read_placement,
-    spell_serving,
     write_placement,
 )
 from xrt.measure.timing import LoadResult
@@ -241,8 +241,8 @@ def test_a_placement_file_holds_the_configuration_and_its_search(bound: float, t
     assert read.serving == record
     assert record.replace(rows=()) == result.configuration
     assert len(record.rows) == len(result.candidates)
-    assert parse_serving(spell_serving(record)) == record
-    assert parse_serving(spell_serving(None)) is None
+    assert parse_serving(dump_serving(record)) == record
+    assert parse_serving(dump_serving(None)) is None
 
 
 def test_a_damaged_configuration_is_refused() -> None:

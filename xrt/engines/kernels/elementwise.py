@@ -11,7 +11,7 @@ import numpy as np
 
 from xrt.engines.kernels.arrays import round_once, widen
 from xrt.engines.kernels.table import Array, Factory, Run, eager, ops
-from xrt.formats.onnx.writing import BOUNDS_ARE_INPUTS, read_clip_bounds
+from xrt.formats.onnx.writing import CLIP_BOUND_INPUTS_OPSET, read_clip_bounds
 
 if TYPE_CHECKING:
     from xrt.engines.contract.op_table import OpTable
@@ -261,7 +261,7 @@ def variadic(node: Node, ctx: NodeContext) -> Run:
 def clip(node: Node, ctx: NodeContext) -> Run:
     """Clip to [low, high]. If low exceeds high, the result is high."""
     xp = ctx.xp
-    fixed_low, fixed_high = read_clip_bounds(node) if ctx.version < BOUNDS_ARE_INPUTS else (None, None)
+    fixed_low, fixed_high = read_clip_bounds(node) if ctx.version < CLIP_BOUND_INPUTS_OPSET else (None, None)
 
     def run(x: Array, low: Array | float | None = fixed_low, high: Array | float | None = fixed_high) -> Array:
         if low is not None:

@@ -10,7 +10,7 @@ import openvino
 
 from xrt.engines.openvino.executable import Array, make_contiguous, to_tensor
 from xrt.engines.openvino.library import get_core
-from xrt.formats.onnx import lowest_model
+from xrt.formats.onnx import to_lowest_model
 from xrt.graph import DType, Function, Value
 
 NEWEST_OPSET = 25
@@ -88,7 +88,7 @@ def _map_inputs(names: Sequence[str], model: Any) -> list[int]:
 
 def read_model(function: Function) -> Any:
     """Convert the Function with the frontend, copying all constants. Raises ModelError or an error of the frontend."""
-    return get_core().read_model(lowest_model(function, NEWEST_OPSET).SerializeToString())
+    return get_core().read_model(to_lowest_model(function, NEWEST_OPSET).SerializeToString())
 
 
 def _make_topk_stable(model: Any) -> None:

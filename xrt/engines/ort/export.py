@@ -15,7 +15,7 @@ import numpy as np
 
 from xrt.engines.ort.session import ExportedModel, get_tensor_bytes, newest_ir, newest_opset
 from xrt.engines.toolkit.rewrites import write_convolutions_as_products
-from xrt.formats.onnx import external_weights, externalize_weights, lowest_model
+from xrt.formats.onnx import collect_external_weights, externalize_weights, to_lowest_model
 from xrt.graph import Constant, DType, Node
 from xrt.operators import NodeWriter, ensure_computed_outputs, rewrite_nodes
 
@@ -34,10 +34,10 @@ def export_model(function: Function) -> ExportedModel:
     """
     # Move large constants of bodies to the Function: the library checks bodies separately, and would look for files on disk.
     function = externalize_weights(function)
-    arrays = external_weights(function)
+    arrays = collect_external_weights(function)
     # One file per constant, because each has separate memory.
     files = {name: f"constant_{index}" for index, name in enumerate(arrays)}
-    model = lowest_model(function, newest_opset(), newest_ir(), locations=files, least_opset=_OPSET_OF_CASTS)
+    model = to_lowest_model(function, newest_opset(), newest_ir(), locations=files, min_opset=_OPSET_OF_CASTS)
     ceil_mode_outputs = {
         node.output[0] for node in model.graph.node if any(a.name == "ceil_mode" and a.i for a in node.attribute)
     }

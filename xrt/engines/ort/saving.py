@@ -134,11 +134,11 @@ class SavedSession:
 
 def _list_weights(function: Function) -> dict[str, Array]:
     """List the large constants of a Function and its bodies by name, in order of first use (the same in equal Functions)."""
-    from xrt.formats.onnx import external_weights, externalize_weights
+    from xrt.formats.onnx import collect_external_weights, externalize_weights
     from xrt.operators import ensure_computed_outputs
 
     function = externalize_weights(ensure_computed_outputs(function))
-    arrays = external_weights(function)
+    arrays = collect_external_weights(function)
     used_names = dict.fromkeys(name for node in function.nodes for name in node.uses if name in arrays)
     return {name: arrays[name] for name in used_names}
 

@@ -137,11 +137,11 @@ def newest_ir() -> int:
 
 
 def _make_trivial_model() -> Any:
-    from xrt.formats.onnx import lowest_model  # not needed for a start from the cache
+    from xrt.formats.onnx import to_lowest_model  # not needed for a start from the cache
 
     value = TensorType(DType.FLOAT32, (1,))
     node = Node("Relu", ("x",), ("y",))
-    return lowest_model(Function((Value("x", value),), (Value("y", value),), (node,), opsets={"": _TRIVIAL_OPSET}))
+    return to_lowest_model(Function((Value("x", value),), (Value("y", value),), (node,), opsets={"": _TRIVIAL_OPSET}))
 
 
 def _can_read(opset: int | None = None, ir: int | None = None) -> bool:

@@ -25,7 +25,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from xrt.engines.tvm.relax_rewrites import rewrite_calls
 from xrt.engines.tvm.tables import LOWERED
 from xrt.forking import renew_after_fork
-from xrt.formats.onnx import lowest_model, upgrade_opset
+from xrt.formats.onnx import to_lowest_model, upgrade_opset
 from xrt.graph import Constant, Dim, DType, Function, Node, TensorType, Value
 from xrt.operators import NodeWriter, rewrite_nodes
 from xrt.operators.decompositions import write_decomposition
@@ -65,7 +65,7 @@ def import_function(function: Function, polynomials: bool = True) -> ImportedMod
         inputs=(*function.inputs, *(Value(name, c.type) for name, c in weights.items())),
         constants={name: c for name, c in function.constants.items() if name not in weights},
     )
-    model = lowest_model(lifted)
+    model = to_lowest_model(lifted)
     opset = next(entry.version for entry in model.opset_import if not entry.domain)
     importer = onnx_frontend.ONNXGraphImporter(_list_shapes(lifted), {}, sanitize=False)
     with compiler_lock, _log_output(importer):

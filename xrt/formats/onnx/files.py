@@ -1,8 +1,8 @@
 """Load models from files, bytes or ModelProtos, with their weights in memory only once.
 
-Protobuf reads a whole file into one buffer, parses it, copies each tensor's bytes, and is limited to 2 GB. Therefore it only
-gets an excerpt, in which each large tensor is external data in a file with an impossible name. A reader of the tensor looks up
-its bytes in the original.
+Protobuf needs the whole file in one buffer, copies the bytes of each tensor, and is limited to 2 GB. Therefore it only parses an
+excerpt, in which large tensors are replaced by references to external data with names that no file can have. The bytes behind
+such a name are then read from the original.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 Buffer: TypeAlias = bytes | mmap.mmap
 """Random-access bytes; slicing copies."""
 
+# Protobuf's wire types; numbers of fixed size take 8 or 4 bytes.
 _VARINT, _BYTES = 0, 2
-_FIXED = {1: 8, 5: 4}
+_FIXED_BYTES = {1: 8, 5: 4}
 # Protobuf encodes a tag or a length in at most 5 bytes, and an integer in at most 10.
 _MAX_LENGTH_BYTES, _MAX_VALUE_BYTES = 5, 10
 # Give up after this many fields: protobuf is faster at messages of many small ones.
@@ -40,23 +41,22 @@ MAX_FIELDS = 1 << 22
 
 
 class Field(NamedTuple):
-    """The location of a field."""
+    """The location of a field in a message. The tag begins at ``offset``; the content is from ``content`` to ``end``."""
 
     number: int
     holds_bytes: bool
     """Whether the content is bytes, text or a message rather than a number."""
     offset: int
-    """Offset of the field's tag in the data. ``content`` and ``end`` are offsets of its content's begin and end."""
     content: int
     end: int
 
 
 class MalformedMessage(ValueError):
-    """The data is not a message, or has too many fields."""
+    """The data is not a message, or has more than `MAX_FIELDS` fields."""
 
 
 class TruncatedMessage(MalformedMessage):
-    """Field ``number`` extends to ``end``, beyond the end of its message."""
+    """Field ``number`` should end at byte ``end``, which is beyond the end of its message."""
 
     def __init__(self, number: int, end: int) -> None:
         super().__init__(f"field {number} should end at byte {end}")
@@ -65,41 +65,44 @@ class TruncatedMessage(MalformedMessage):
 
 
 @dataclass(slots=True)
-class Walk:
-    """Iterates over the fields of protobuf messages; raises MalformedMessage after `MAX_FIELDS` fields in total."""
+class FieldReader:
+    """Finds the fields of protobuf messages; raises MalformedMessage after `MAX_FIELDS` fields in total."""
 
     data: Buffer
     remaining: int = MAX_FIELDS
 
-    def fields(self, offset: int, end: int) -> Iterator[Field]:
+    def iter_fields(self, offset: int, end: int) -> Iterator[Field]:
         """Yield the fields of the message between two offsets.
 
         Raises TruncatedMessage for a field longer than the message, and MalformedMessage for invalid data or too many fields.
         """
         data = self.data
         while offset < end:
-            tag, content = (
-                (data[offset], offset + 1) if data[offset] < 0x80 else self.varint(offset, end)
-            )  # nearly all tags have one byte
-            number, kind = tag >> 3, tag & 7
-            if kind == _BYTES:
-                length, content = self.varint(content, end)
-            elif kind == _VARINT:
-                length = self.varint(content, end, _MAX_VALUE_BYTES)[1] - content
+            # Nearly all tags have one byte.
+            if data[offset] < 0x80:
+                tag, content = data[offset], offset + 1
             else:
-                length = _FIXED.get(kind, 0)
+                tag, content = self.read_varint(offset, end)
+            # The low 3 bits of a tag are the wire type.
+            number, wire_type = tag >> 3, tag & 7
+            if wire_type == _BYTES:
+                length, content = self.read_varint(content, end)
+            elif wire_type == _VARINT:
+                length = self.read_varint(content, end, _MAX_VALUE_BYTES)[1] - content
+            else:
+                length = _FIXED_BYTES.get(wire_type, 0)
             self.remaining -= 1
-            if self.remaining < 0 or not number or not (length or kind == _BYTES):
+            if self.remaining < 0 or not number or not (length or wire_type == _BYTES):
                 raise MalformedMessage("a field without a number or of a type that ONNX does not use, or too many fields")
             if content + length > end:
                 raise TruncatedMessage(number, content + length)
-            yield Field(number, kind == _BYTES, offset, content, content + length)
+            yield Field(number, wire_type == _BYTES, offset, content, content + length)
             offset = content + length
 
-    def varint(self, offset: int, end: int, longest: int = _MAX_LENGTH_BYTES) -> tuple[int, int]:
-        """Decode a variable-length integer of up to ``longest`` bytes; return its value and the offset after it."""
+    def read_varint(self, offset: int, end: int, max_bytes: int = _MAX_LENGTH_BYTES) -> tuple[int, int]:
+        """Decode a variable-length integer of up to ``max_bytes`` bytes; return its value and the offset after it."""
         value = 0
-        for count, byte in enumerate(self.data[offset : min(offset + longest, end)]):
+        for count, byte in enumerate(self.data[offset : min(offset + max_bytes, end)]):
             value |= (byte & 0x7F) << 7 * count
             if byte < 0x80:
                 return value, offset + count + 1
@@ -112,13 +115,13 @@ def encode_varint(value: int) -> bytes:
     return bytes([low | 0x80]) + encode_varint(high) if high else bytes([low])
 
 
-# Raw data from this size on is left out; smaller messages are not searched.
-LARGE_BYTES = 1 << 16
+# Raw data of at least this size is left out of the excerpt; smaller messages are not searched.
+MIN_LARGE_BYTES = 1 << 16
 
-_MAX_DEPTH = 100  # nesting limit of protobuf
+_MAX_DEPTH = 100  # protobuf's limit of nested messages
 
-# Fields of each message that contain tensors. Bodies of functions are not searched: onnx's inliner needs them whole.
-_TENSOR_CARRIERS = {
+# Fields of each message that contain tensors. Model-local functions are not searched: onnx's inliner needs them complete.
+_TENSOR_FIELDS = {
     ModelProto: ("graph",),
     GraphProto: ("node", "initializer", "sparse_initializer"),
     NodeProto: ("attribute",),
@@ -126,102 +129,100 @@ _TENSOR_CARRIERS = {
     SparseTensorProto: ("values", "indices"),
 }
 
-_MESSAGE_OF = {message.DESCRIPTOR.full_name: message for message in (*_TENSOR_CARRIERS, TensorProto)}
+_MESSAGE_TYPES = {message.DESCRIPTOR.full_name: message for message in (*_TENSOR_FIELDS, TensorProto)}
+# For each message type: field number to field descriptor, of the fields in _TENSOR_FIELDS.
 _SUBMESSAGES = {
     message: {message.DESCRIPTOR.fields_by_name[name].number: message.DESCRIPTOR.fields_by_name[name] for name in names}
-    for message, names in _TENSOR_CARRIERS.items()
+    for message, names in _TENSOR_FIELDS.items()
 }
 _RAW_DATA = TensorProto.RAW_DATA_FIELD_NUMBER
-# Fields of a tensor whose data is in another file.
+# A tensor with one of these fields has its data in another file.
 _EXTERNAL_DATA_FIELDS = (TensorProto.EXTERNAL_DATA_FIELD_NUMBER, TensorProto.DATA_LOCATION_FIELD_NUMBER)
 
 Span = tuple[int, int]
-"""Start and end offset."""
+"""Start and end offset in the original."""
 
 
-class WeightlessModel(NamedTuple):
-    """A model without its large data."""
+class ModelExcerpt(NamedTuple):
+    """A model without its large data, which stays in the original."""
 
     model: ModelProto
     spans: dict[str, Span]
-    """Location of each large tensor's data in the original, by the external data location in the model."""
+    """Location in the model's external data to the span of the data in the original."""
 
-    def read(self, read_part: Callable[[int, int], memoryview], directory: Path | None) -> tuple[Function, tuple[str, ...]]:
-        """Convert the model; return it with the names of its external data files.
+    def to_function(self, read: Callable[[int, int], memoryview], directory: Path | None) -> tuple[Function, tuple[str, ...]]:
+        """Convert the model to a Function; also return the names of its external data files, which are in ``directory``.
 
-        ``read_part`` reads large data of the model file between two offsets; ``directory`` contains external data.
+        ``read`` returns the bytes of the original between two offsets.
         """
 
         def read_embedded(location: str) -> memoryview | None:
-            return read_part(*self.spans[location]) if location in self.spans else None
+            return read(*self.spans[location]) if location in self.spans else None
 
         external = ExternalData(directory, read_embedded)
         return read_function(self.model, external), external.locations
 
 
-def extract_weights(data: Buffer) -> WeightlessModel:
-    """Extract a serialized model without large data.
+def extract_weights(data: Buffer) -> ModelExcerpt:
+    """Parse a serialized model without its large data.
 
-    Raises MalformedMessage for data that is invalid, or that only protobuf reads (it merges repeated messages of a singular
-    field), and DecodeError if protobuf cannot parse the excerpt. Announced sizes are compared with the data.
+    Raises MalformedMessage if the data is invalid, or uses a feature that only protobuf supports (it merges two messages of a
+    singular field). Raises DecodeError if protobuf cannot parse the excerpt.
     """
-    if len(data) < LARGE_BYTES:
-        return WeightlessModel(ModelProto.FromString(bytes(data)), {})
-    extractor = _WeightExtractor(Walk(data))
-    model = b"".join(extractor.message(ModelProto, 0, len(data), 0))
-    return WeightlessModel(ModelProto.FromString(model), extractor.spans)
+    if len(data) < MIN_LARGE_BYTES:
+        return ModelExcerpt(ModelProto.FromString(bytes(data)), {})
+    writer = _ExcerptWriter(FieldReader(data))
+    model = b"".join(writer.copy_message(ModelProto, 0, len(data), 0))
+    return ModelExcerpt(ModelProto.FromString(model), writer.spans)
 
 
 @dataclass(slots=True)
-class _WeightExtractor:
-    """Copies a message without large raw data, whose locations it adds to `spans`."""
+class _ExcerptWriter:
+    """Copies messages without large raw data, and records the location of that data in `spans`."""
 
-    walk: Walk
+    reader: FieldReader
     spans: dict[str, Span] = field(default_factory=dict)
 
-    def message(self, kind: type, start: int, end: int, depth: int) -> list[bytes]:
-        """List the bytes to join for the message between two offsets, without large data."""
+    def copy_message(self, kind: type, start: int, end: int, depth: int) -> list[bytes]:
+        """Copy the message between two offsets, of type ``kind``, without large data; return pieces of bytes to join."""
         if kind is TensorProto:
-            return self.tensor(start, end)
+            return self.copy_tensor(start, end)
         if depth > _MAX_DEPTH:
             raise MalformedMessage("messages are nested too deep")
         submessages, seen_numbers = _SUBMESSAGES[kind], set()
-        parts: list[bytes] = []
-        copy_start = start
-        for number, holds_bytes, offset, content, stop in self.walk.fields(start, end):
+        pieces: list[bytes] = []
+        # Bytes before this offset are already in `pieces`.
+        copied_end = start
+        for number, holds_bytes, offset, content, stop in self.reader.iter_fields(start, end):
             submessage = submessages.get(number) if holds_bytes else None
             if submessage is None:
                 continue
-            # Protobuf would merge the two messages, which this walk does not support.
+            # Protobuf would merge the two messages, which is not supported here.
             if number in seen_numbers and not submessage.is_repeated:
                 raise MalformedMessage("a field that may occur once occurs twice")
             seen_numbers.add(number)
-            if stop - content >= LARGE_BYTES:
-                inner = self.message(_MESSAGE_OF[submessage.message_type.full_name], content, stop, depth + 1)
-                parts += (
-                    self.walk.data[copy_start:offset],
-                    encode_varint(number << 3 | 2),
-                    encode_varint(sum(map(len, inner))),
-                    *inner,
-                )
-                copy_start = stop
-        return [*parts, self.walk.data[copy_start:end]]
+            if stop - content >= MIN_LARGE_BYTES:
+                inner = self.copy_message(_MESSAGE_TYPES[submessage.message_type.full_name], content, stop, depth + 1)
+                tag, length = encode_varint(number << 3 | _BYTES), encode_varint(sum(map(len, inner)))
+                pieces += (self.reader.data[copied_end:offset], tag, length, *inner)
+                copied_end = stop
+        return [*pieces, self.reader.data[copied_end:end]]
 
-    def tensor(self, start: int, end: int) -> list[bytes]:
-        """List the bytes to join for a tensor, with a reference instead of large data."""
-        data, raw = self.walk.data, None
-        for wire_field in self.walk.fields(start, end):
+    def copy_tensor(self, start: int, end: int) -> list[bytes]:
+        """Copy a tensor with a reference instead of large data; return pieces of bytes to join."""
+        data, raw = self.reader.data, None
+        for wire_field in self.reader.iter_fields(start, end):
             if wire_field.number in _EXTERNAL_DATA_FIELDS or (wire_field.number == _RAW_DATA and raw):
-                return [data[start:end]]  # external or repeated data: leave it to protobuf
+                return [data[start:end]]  # external or repeated data is left to protobuf
             if wire_field.number == _RAW_DATA and wire_field.holds_bytes:
                 raw = wire_field
-        if raw is None or raw.end - raw.content < LARGE_BYTES:
+        if raw is None or raw.end - raw.content < MIN_LARGE_BYTES:
             return [data[start:end]]
-        return [data[start : raw.offset], data[raw.end : end], self.reference(raw)]
+        return [data[start : raw.offset], data[raw.end : end], self.make_reference(raw)]
 
-    def reference(self, raw: Field) -> bytes:
-        """Serialize the fields that replace a tensor's data, a reference to external data, and record its location."""
-        location = f"\0{len(self.spans)}"  # no path contains NUL, so no file of the model's can be meant
+    def make_reference(self, raw: Field) -> bytes:
+        """Record the span of a tensor's data; return the serialized fields that refer to it as external data."""
+        location = f"\0{len(self.spans)}"  # a path cannot contain NUL
         self.spans[location] = raw.content, raw.end
         tensor = TensorProto(data_location=TensorProto.EXTERNAL)
         tensor.external_data.add(key="location", value=location)
@@ -232,11 +233,11 @@ Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | M
 
 
 def load(source: Source) -> Function:
-    """Load a model as a Function. Weights are in memory only once: large ones are read or viewed in place.
+    """Load a model as a Function, with its weights in memory only once.
 
-    External data is mapped from files in the model's directory: it is read on first use, and processes share its pages. Weights
-    in the model file are copied, because they may be unaligned there and the file may be overwritten. Files larger than
-    protobuf's limit of 2 GB are supported. Tensors in a ModelProto are copied.
+    External data is memory-mapped: it is read on first use, and processes share the pages. Weights in the model file are copied,
+    because they may be unaligned in the file, and the file may be overwritten later. Tensors in a ModelProto are copied. Files
+    larger than protobuf's limit of 2 GB are supported.
 
     Raises ModelError with the source if the file does not exist, is not a model, or violates ONNX's structure.
     """
@@ -261,7 +262,7 @@ def load_file(path: str | os.PathLike[str]) -> tuple[Function, tuple[str, ...]]:
 
 def _from_bytes(data: bytes, directory: Path | None = None) -> tuple[Function, tuple[str, ...]]:
     view = memoryview(data)
-    return _read_excerpt(data).read(lambda start, end: view[start:end], directory)
+    return _read_excerpt(data).to_function(lambda start, end: view[start:end], directory)
 
 
 def _from_path(path: Path) -> tuple[Function, tuple[str, ...]]:
@@ -275,26 +276,26 @@ def _from_path(path: Path) -> tuple[Function, tuple[str, ...]]:
                 raise ModelError("it is a device, which may have no end")
             if not status.st_size:  # an empty file, or a pipe, which has no size and cannot be mapped
                 return _from_bytes(file.read(), path.parent)
-            # Mapped only to find the tensors: weights are copied below, since the file may be overwritten while they are in use.
+            # Mapped only to find the tensors. `read_file_part` copies weights, since the file may be overwritten later.
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 excerpt = _read_excerpt(data)
-            return excerpt.read(partial(read_file_part, file), path.parent)
+            return excerpt.to_function(partial(read_file_part, file), path.parent)
     except FileNotFoundError:
         raise ModelError("there is no such file") from None
     except OSError as error:
         raise ModelError(f"it cannot be read: {error.strerror}") from error
 
 
-def _read_excerpt(data: Buffer) -> WeightlessModel:
-    """Parse the model without its large data; raises ModelError with the most specific reason if it is malformed."""
+def _read_excerpt(data: Buffer) -> ModelExcerpt:
+    """Parse a model without its large data if possible; raises ModelError with the reason if the data is malformed."""
     if not len(data):
         raise ModelError("it is empty")
     try:
         return extract_weights(data)
     except (MalformedMessage, DecodeError):
-        pass  # protobuf accepts more forms than the walk, so it decides
+        pass  # protobuf may still be able to parse the data
     try:
-        return WeightlessModel(ModelProto.FromString(data[:]), {})
+        return ModelExcerpt(ModelProto.FromString(data[:]), {})
     except DecodeError:
         if data[:1] == b"{":
             raise ModelError("it is a lockfile or other JSON, not an ONNX model") from None
@@ -302,15 +303,15 @@ def _read_excerpt(data: Buffer) -> WeightlessModel:
 
 
 def _describe_truncation(data: Buffer) -> str | None:
-    """Describe where the data is cut off inside a top-level field; None if it does not look like a model."""
+    """Describe the top-level field inside which the data is cut off; None if the data does not look like a model."""
     names = {field.number: field.name for field in ModelProto.DESCRIPTOR.fields}
     try:
-        for wire_field in Walk(data).fields(0, len(data)):
+        for wire_field in FieldReader(data).iter_fields(0, len(data)):
             if wire_field.number not in names:
                 return None
-    except TruncatedMessage as cut:
-        if name := names.get(cut.number):
-            return f"it is truncated: its {name} should end at byte {cut.end}, but there are only {len(data)} bytes"
+    except TruncatedMessage as error:
+        if name := names.get(error.number):
+            return f"it is truncated: its {name} should end at byte {error.end}, but there are only {len(data)} bytes"
     except MalformedMessage:
         pass
     return None

@@ -1,6 +1,6 @@
-"""Conversion between parts of ONNX messages and the graph: tensors, external data, types, values, names and metadata.
+"""Convert parts of ONNX messages to and from parts of Functions: tensors, external data, types, values, names and metadata.
 
-The size that a tensor's header announces is compared with the available data before anything is allocated.
+The size in the header of a tensor is compared with the available data before memory is allocated.
 """
 
 from __future__ import annotations
@@ -35,24 +35,23 @@ if TYPE_CHECKING:
     from xrt.graph import Function, Node
 
 
-# A sparse tensor becomes dense with the size in its header, which could be any number. Therefore all of a model together may take
-# DENSE_BASE_BYTES plus DENSE_RATIO times the bytes of their values, of which each adds at most MAX_DENSE_CREDIT_BYTES.
+# A sparse tensor becomes dense, with the size in its header, which could be any number. The dense tensors of a model together may
+# have DENSE_BASE_BYTES, plus for each tensor DENSE_RATIO times the bytes of its values, but at most MAX_DENSE_CREDIT_BYTES.
 MAX_DENSE_CREDIT_BYTES = 1 << 30
 DENSE_BASE_BYTES = 1 << 24
 DENSE_RATIO = 1000
 
 
-def encode_bytes(dtype: DType, count: int) -> int:
-    """Bytes that ONNX uses for ``count`` elements; types narrower than a byte are packed."""
+def count_encoded_bytes(dtype: DType, count: int) -> int:
+    """Count the bytes of ``count`` elements in ONNX's encoding, which packs types narrower than a byte."""
     return (dtype.bits * count + 7) // 8
 
 
 def read_tensor(tensor: TensorProto, external: ExternalData, subject: str) -> Constant:
-    """Convert a tensor. The constant is a view of ``raw_data`` or external data.
+    """Convert a tensor to a constant that is a view of ``raw_data`` or of the external data.
 
-    Only types narrower than a byte are unpacked, and unaligned data is copied, once here instead of by each of its users.
-
-    ``subject`` names the tensor in errors. Raises ModelError if the data does not match the header.
+    The data is copied only if it must be unpacked (types narrower than a byte) or is unaligned. ``subject`` names the tensor in
+    errors. Raises ModelError if the data does not match the header.
     """
     if tensor.HasField("segment"):
         raise ModelError(f"{subject} is a segment of a larger tensor, which ONNX has never defined how to join")
@@ -91,10 +90,10 @@ def _read_shape(dims: Sequence[int], subject: str) -> tuple[int, ...]:
 
 
 def decode_data(data: bytes | memoryview, dtype: DType, shape: tuple[int, ...], subject: str) -> np.ndarray[Any, Any]:
-    """Decode ONNX's bytes of a tensor, as a view if possible. Raises ModelError if their number does not fit the shape."""
+    """Decode the bytes of a tensor, as a view if possible. Raises ModelError if the number of bytes does not fit the shape."""
     if dtype is DType.STRING:
         raise ModelError(f"{subject} holds strings as raw bytes; ONNX stores them in string_data only")
-    needed, available = encode_bytes(dtype, math.prod(shape)), len(data)
+    needed, available = count_encoded_bytes(dtype, math.prod(shape)), len(data)
     if needed != available:
         raise ModelError(
             f"{subject} is {TensorType(dtype, shape)}, which takes {needed} bytes, but its data is {available} bytes"
@@ -118,11 +117,12 @@ def read_sparse(sparse: SparseTensorProto, external: ExternalData, subject: str)
     values = read_tensor(sparse.values, external, subject)
     shape = _read_shape(sparse.dims, subject)
     size = math.prod(shape) * values.dtype.numpy.itemsize
-    # Checked before allocating: a header of a few bytes can announce any size.
+    # Checked before allocating: a header of a few bytes can announce any size. See `DENSE_BASE_BYTES`.
     external.dense_bytes_left += min(values.nbytes * DENSE_RATIO, MAX_DENSE_CREDIT_BYTES) - size
     if external.dense_bytes_left < 0:
         raise ModelError(f"{subject} is sparse and would take {size} bytes as a dense tensor, too many for the size of its data")
-    dense = np.full(math.prod(shape), "" if values.dtype is DType.STRING else values.dtype.numpy.type(0), values.dtype.numpy)
+    zero = "" if values.dtype is DType.STRING else values.dtype.numpy.type(0)
+    dense = np.full(math.prod(shape), zero, values.dtype.numpy)
     if values.array.size:
         dense[_read_positions(sparse, external, values.array.size, shape, subject)] = values.array.reshape(-1)
     return Constant(_reshape(dense, shape, subject))
@@ -131,17 +131,18 @@ def read_sparse(sparse: SparseTensorProto, external: ExternalData, subject: str)
 def _read_positions(
     sparse: SparseTensorProto, external: ExternalData, count: int, shape: tuple[int, ...], subject: str
 ) -> np.ndarray[Any, Any]:
-    """Read the flat indices of a sparse tensor's values, from either of ONNX's two index formats."""
+    """Read the indices of a sparse tensor's values in the flattened tensor. ONNX stores flat or multi-dimensional indices."""
     indices = read_tensor(sparse.indices, external, f"the indices of {subject}").array
     if indices.dtype != np.int64 or indices.shape not in ((count,), (count, len(shape))):
         raise ModelError(
             f"{subject} is sparse with {count} values of rank {len(shape)}; its indices must be int64[{count}] or "
             f"int64[{count},{len(shape)}], not {TensorType(DType.from_array(indices), indices.shape)}"
         )
-    extents = np.array(shape if indices.ndim == 2 else (math.prod(shape),), np.int64)
-    if ((indices < 0) | (indices >= (extents if indices.ndim == 2 else extents[0]))).any():
+    is_flat = indices.ndim == 1
+    limits = math.prod(shape) if is_flat else np.array(shape, np.int64)
+    if ((indices < 0) | (indices >= limits)).any():
         raise ModelError(f"{subject} is sparse, and one of its indices lies outside of its shape {list(shape)}")
-    return np.ravel_multi_index(tuple(indices.T), shape) if indices.ndim == 2 else indices
+    return indices if is_flat else np.ravel_multi_index(tuple(indices.T), shape)
 
 
 def write_tensor(constant: Constant, name: str = "") -> TensorProto:
@@ -155,57 +156,61 @@ def write_tensor(constant: Constant, name: str = "") -> TensorProto:
 
 
 def encode_data(constant: Constant) -> memoryview:
-    """Encode a constant (not of strings) as ONNX stores it; the result is a view of the array if nothing is packed."""
+    """Encode a constant (not of strings) in ONNX's encoding, as a view of the array unless elements must be packed."""
     if constant.dtype.bits < 8:
         return memoryview(numpy_helper.from_array(constant.array).raw_data)
     array = constant.array.astype(constant.dtype.numpy.newbyteorder("<"), copy=False)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-EXTERNAL_BYTES = 1024
+MIN_EXTERNAL_BYTES = 1024
 """Constants of at least this size may be stored outside of the model, in another file or section."""
 
 
 def is_large(constant: Constant) -> bool:
-    """Whether a constant may be stored outside of the model. Strings may not, because ONNX does not store them as an array."""
-    return constant.dtype is not DType.STRING and constant.nbytes >= EXTERNAL_BYTES
+    """Whether a constant may be stored outside of the model. Strings may not, because ONNX has no external format for them."""
+    return constant.dtype is not DType.STRING and constant.nbytes >= MIN_EXTERNAL_BYTES
 
 
 def write_reference(find_location: Callable[[Constant], tuple[str, int]], constant: Constant, name: str) -> TensorProto:
-    """Convert a large constant to a reference to the file and offset that ``find_location`` returns; write others inline."""
+    """Convert a large constant to a reference to the file and offset that ``find_location`` returns, a small one to a tensor."""
     if not is_large(constant):
         return write_tensor(constant, name)
     tensor = TensorProto(name=name, data_type=constant.dtype.onnx, dims=constant.shape, data_location=TensorProto.EXTERNAL)
     location, offset = find_location(constant)
-    length = encode_bytes(constant.dtype, constant.array.size)
+    length = count_encoded_bytes(constant.dtype, constant.array.size)
     for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
         tensor.external_data.add(key=key, value=value)
     return tensor
 
 
 class ExternalData:
-    """The external data files of one model. Each is mapped once, for as long as an array refers to it."""
+    """The external data files of one model. Each is mapped once, for as long as an array refers to it.
 
-    def __init__(self, directory: Path | None = None, within: Callable[[str], memoryview | None] = lambda location: None) -> None:
+    ``directory`` is the model's directory, or None for a model from bytes or a message. ``find_embedded`` returns the data of a
+    location that was loaded otherwise (`ModelExcerpt`, bundles), and None for the name of a file.
+    """
+
+    def __init__(
+        self, directory: Path | None = None, find_embedded: Callable[[str], memoryview | None] = lambda location: None
+    ) -> None:
         self.directory = directory
-        """The model's directory; None for a model from bytes or a message."""
-        self._find_embedded = within
-        """Returns the data of a location that is inside the model file; None for other locations."""
+        self._find_embedded = find_embedded
         self._maps: dict[str, memoryview] = {}
         self.dense_bytes_left = DENSE_BASE_BYTES
-        """Bytes left for sparse tensors, which become dense: see `DENSE_BASE_BYTES`."""
+        """Bytes that further sparse tensors may have as dense tensors: see `DENSE_BASE_BYTES`."""
 
     @property
     def locations(self) -> tuple[str, ...]:
-        """The mapped files, as named in the model."""
+        """Names of the mapped files, as in the model."""
         return tuple(sorted(self._maps))
 
     def view(self, tensor: TensorProto, subject: str) -> memoryview:
-        """Map the bytes of a tensor. Without a length in its header, they extend to the end of the file.
+        """Return the bytes of a tensor, as a view of the mapped file. Without a length, the data extends to the end of the file.
 
         Raises ModelError if the file is missing, outside the model's directory, or too short.
         """
-        entries = {entry.key: text(entry.value, f"the external data of {subject}") for entry in tensor.external_data}
+        entries = {entry.key: check_text(entry.value, f"the external data of {subject}") for entry in tensor.external_data}
         location = entries.get("location", "")
         if not location:
             raise ModelError(f"{subject} is external data without a location")
@@ -239,7 +244,7 @@ class ExternalData:
             raise ModelError(
                 f"{subject} is in external data file {location!r}, but the model did not come from a file; load it by its path"
             )
-        # Both are resolved, so that neither ".." nor a symbolic link leads out of the directory.
+        # Directory and path are resolved, so that neither ".." nor a symbolic link can lead out of the directory.
         root = self.directory.resolve()
         try:
             path = (root / location.replace("\\", "/")).resolve()
@@ -265,11 +270,11 @@ def _parse_number(entries: dict[str, str], key: str, default: int, subject: str)
 
 
 Entries: TypeAlias = tuple[tuple[str, str], ...]
-"""Keys and values; ``location``, ``offset`` and ``length`` are defined by ONNX. Keys may be repeated."""
+"""The (key, value) pairs that describe external data. ONNX defines ``location``, ``offset`` and ``length``."""
 
 
 def read_entries(model: bytes) -> dict[str, Entries]:
-    """External data entries of a model's initializers by name, without bodies."""
+    """Read the external data entries of the initializers in a model's main graph, by name."""
     return {
         tensor.name: tuple((entry.key, entry.value) for entry in tensor.external_data)
         for tensor in ModelProto.FromString(model).graph.initializer
@@ -289,14 +294,14 @@ def write_entries(model: bytes, entries: Mapping[str, Iterable[tuple[str, str]]]
     return serialized
 
 
-UNKNOWN = -1  # written by exporters for an unknown extent
+UNKNOWN_EXTENT = -1  # some exporters write it instead of omitting the extent
 
 
 def read_type(proto: TypeProto, symbols: frozenset[str] | None = None) -> Type | None:
-    """Convert a type; None if the message has no element type, or for an opaque type.
+    """Convert a type; None for a message without an element type, and for an opaque type.
 
-    Sparse tensors become dense. With ``symbols``, symbolic extents of any other name become unknown. Raises ModelError for an
-    unknown element type. Equal messages give the same object, because models have far fewer types than values.
+    A sparse tensor type becomes dense. With ``symbols``, symbolic extents that are not in the set become unknown. Raises
+    ModelError for an unknown element type. Results are cached, because a model has far fewer types than values.
     """
     return _parse_type(proto.SerializeToString(), symbols)
 
@@ -328,33 +333,36 @@ def _convert_type(proto: TypeProto, symbols: frozenset[str] | None) -> Type | No
 
 def _read_dim(dim: TensorShapeProto.Dimension, symbols: frozenset[str] | None) -> Dim:
     if dim.dim_param:
-        name = text(dim.dim_param, "the name of an extent")
+        name = check_text(dim.dim_param, "the name of an extent")
         return name if symbols is None or name in symbols else None
-    if dim.HasField("dim_value") and dim.dim_value >= 0:  # negative: UNKNOWN, or invalid, which is ignored for inner values
+    # A negative extent is unknown: see `read_boundary_value`.
+    if dim.HasField("dim_value") and dim.dim_value >= 0:
         size: int = dim.dim_value
         return size
     return None
 
 
 def read_value(proto: ValueInfoProto) -> Value:
-    """Convert the name and type of a value."""
-    return Value(text(proto.name, "the name of a value"), read_type(proto.type) if proto.HasField("type") else None)
+    return Value(check_text(proto.name, "the name of a value"), read_type(proto.type) if proto.HasField("type") else None)
 
 
 def read_boundary_value(proto: ValueInfoProto) -> Value:
-    """Convert an input or output of a graph; raises ModelError for a negative extent other than `UNKNOWN`."""
+    """Convert an input or output of a graph; raises ModelError for a negative extent other than `UNKNOWN_EXTENT`.
+
+    Invalid types of inner values are ignored, because they do not change the results.
+    """
     for kind in ("tensor_type", "sparse_tensor_type"):
         if proto.type.HasField(kind):
             for axis, dim in enumerate(getattr(proto.type, kind).shape.dim):
-                if dim.HasField("dim_value") and dim.dim_value < UNKNOWN:
+                if dim.HasField("dim_value") and dim.dim_value < UNKNOWN_EXTENT:
                     problem = f"axis {axis} of {proto.name!r} has a negative extent, {dim.dim_value}"
-                    raise ModelError(f"{problem}; only {UNKNOWN} is allowed, for an unknown extent")
+                    raise ModelError(f"{problem}; only {UNKNOWN_EXTENT} is allowed, for an unknown extent")
     return read_value(proto)
 
 
 @lru_cache(maxsize=4096)
 def make_type(type_: Type) -> TypeProto:
-    """Convert a type. Equal types share the message, which must not be changed."""
+    """Convert a type to a message. The message is cached, so it must not be changed."""
     if isinstance(type_, TensorType):
         return helper.make_tensor_type_proto(type_.dtype.onnx, type_.shape)
     if isinstance(type_, SequenceType):
@@ -365,58 +373,58 @@ def make_type(type_: Type) -> TypeProto:
 
 
 def write_value(name: str, type_: Type | None, proto: ValueInfoProto) -> None:
-    """Fill in the message; the type is omitted if unknown."""
+    """Fill in the message of a value."""
     proto.name = name
     if type_ is not None:
         proto.type.CopyFrom(make_type(type_))
 
 
-def text(value: Any, subject: str) -> str:
-    """Check that the value is a string; raises ModelError otherwise."""
+def check_text(value: Any, subject: str) -> str:
+    """Return the value if it is a string; raises ModelError for the bytes that protobuf returns for text that is not UTF-8."""
     if isinstance(value, str):
         return value
     raise ModelError(f"{subject} is not UTF-8 text: {value!r}")
 
 
 def check_texts(values: Iterable[Any], subject: str) -> None:
-    """Raise ModelError unless all values are strings. One pass in C: a model has hundreds of thousands of names."""
+    """Raise ModelError unless all values are strings."""
     values = list(values)
-    # Protobuf returns bytes for text that is not UTF-8, on which join fails.
+    # A fast check, because a model has hundreds of thousands of names: join fails for bytes.
     try:
         "".join(values)
     except TypeError:
         for value in values:
-            text(value, subject)
+            check_text(value, subject)
 
 
 def summarize_error(error: Exception) -> str:
-    """Return the message of an onnx error without the leading source file, line and assertion."""
+    """Format an error of onnx without the source file, line and assertion at the beginning of the message."""
     text = re.sub(r"^.*Assertion `.*?` failed: ", "", str(error), flags=re.DOTALL).strip()
     return text or f"onnx gives no reason ({type(error).__name__})"
 
 
-METADATA_IR = 10
+METADATA_IR_VERSION = 10
 """The IR version that introduced ``metadata_props`` of nodes and graphs."""
 
+# Keys of metadata_props of graphs and of nodes, for properties of Functions that ONNX does not have.
 _ALIASES, _NAME = "xrt.aliases", "xrt.name"
 _CONTROL, _DEVICE = "xrt.control", "xrt.device"
 
 
 def read_props(proto: Any) -> dict[str, str]:
-    """The ``metadata_props`` of a message."""
-    return {
-        text(entry.key, "a key of the metadata"): text(entry.value, "a value of the metadata") for entry in proto.metadata_props
-    }
+    props = {}
+    for entry in proto.metadata_props:
+        props[check_text(entry.key, "a key of the metadata")] = check_text(entry.value, "a value of the metadata")
+    return props
 
 
 def write_props(values: Mapping[str, str], proto: Any) -> None:
-    """Append to the ``metadata_props`` of a message."""
     for key, value in values.items():
         proto.metadata_props.add(key=key, value=value)
 
 
 def read_node_metadata(proto: NodeProto) -> tuple[tuple[str, ...], str]:
-    """The control predecessors and the device of a node."""
+    """Read the control predecessors and the device of a node."""
     props = read_props(proto)
     names = _pop_list(props, _CONTROL, lambda item: isinstance(item, str), 'a list of node names, like ["a", "b"]')
     return tuple(names), props.get(_DEVICE, "")
@@ -431,15 +439,18 @@ def write_node_metadata(node: Node, proto: NodeProto) -> None:
 
 
 def read_graph_metadata(proto: GraphProto) -> tuple[str, tuple[tuple[str, str], ...], dict[str, str]]:
-    """The name, aliases, and remaining metadata of a graph."""
+    """Read the name, the aliases, and the other metadata of a graph."""
     props = read_props(proto)
-    name = text(props.pop(_NAME, proto.name), "the name of a graph")
+    name = check_text(props.pop(_NAME, proto.name), "the name of a graph")
     pairs = _pop_list(props, _ALIASES, _is_pair, 'a list of pairs, like [["input", "output"]]')
     return name, tuple((source, target) for source, target in pairs), props
 
 
 def write_graph_metadata(function: Function, proto: GraphProto, *, with_metadata: bool) -> None:
-    """Store aliases, an empty name, which ONNX does not allow, and for a body its metadata."""
+    """Store the properties of a Function that ONNX does not have: aliases, an empty name, and (if requested) metadata.
+
+    The metadata of the main graph is stored in the model instead.
+    """
     if not function.name:
         proto.metadata_props.add(key=_NAME, value="")
     if function.aliases:
@@ -453,7 +464,7 @@ def write_graph_metadata(function: Function, proto: GraphProto, *, with_metadata
 
 
 def needs_metadata(function: Function) -> bool:
-    """Whether the Function or a body has properties that are stored as metadata of nodes and graphs."""
+    """Whether the Function or a body has properties that must be stored in ``metadata_props`` of nodes or graphs."""
     if function.aliases or not function.name:
         return True
     for _, node in function.walk():
@@ -463,7 +474,7 @@ def needs_metadata(function: Function) -> bool:
 
 
 def _pop_list(props: dict[str, str], key: str, is_item: Callable[[Any], bool], expected: str) -> list[Any]:
-    """Remove and parse a list in JSON; empty if there is none."""
+    """Remove a property that is a JSON list, and return the list; an empty list if the property is missing."""
     text = props.pop(key, "[]")
     try:
         items = json.loads(text)

@@ -1,4 +1,4 @@
-"""Convert a ModelProto to a Function: check operators, inline model-local functions, read graphs and attributes."""
+"""Convert a ModelProto to a Function: inline model-local functions, check operators, read graphs and attributes."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from onnx import (
 
 from xrt.errors import ModelError, did_you_mean
 from xrt.formats.onnx.messages import (
+    check_text,
     check_texts,
     read_boundary_value,
     read_graph_metadata,
@@ -35,7 +36,6 @@ from xrt.formats.onnx.messages import (
     read_type,
     read_value,
     summarize_error,
-    text,
 )
 from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType, Type, Value, find_schema
 from xrt.graph.attributes import decode_text
@@ -47,24 +47,20 @@ if TYPE_CHECKING:
     from xrt.formats.onnx.messages import ExternalData
 
 
-LAYER, SIMPLIFIED = "LayerNormalization", "SimplifiedLayerNormalization"
-LAYER_OPSET = 17
+# Operators that ONNX Runtime's optimizer writes in the domain of ONNX, the first also at opsets that do not have it.
+LAYER_NORMALIZATION, RMS_NORMALIZATION = "LayerNormalization", "SimplifiedLayerNormalization"
+LAYER_NORMALIZATION_OPSET = 17
 MAX_RANK = 64  # NumPy's limit on the rank of an array
-
-
-def is_fused_normalization(domain: str, op_type: str, opset: int) -> bool:
-    """Whether ONNX Runtime's optimizer wrote this operator, which ONNX does not have at the opset."""
-    return not domain and (op_type == SIMPLIFIED or (op_type == LAYER and 0 < opset < LAYER_OPSET))
 
 
 def expand_normalization(
     node: Node, opset: int, constants: Mapping[str, Constant], dtype: DType | None
 ) -> tuple[list[Node], dict[str, Constant]]:
-    """Decompose a fused normalization into ONNX operators; also return the constants that these need.
+    """Decompose a normalization that ONNX does not have into ONNX operators; return the nodes and the constants that they read.
 
-    ``constants`` are those of the graph, ``dtype`` is the element type of the scale if it is declared.
+    ``constants`` are the constants of the graph. ``dtype`` is the element type of the scale, or None if it is not declared.
     """
-    scale, is_centered = node.inputs[1], node.op_type == LAYER
+    scale, is_centered = node.inputs[1], node.op_type == LAYER_NORMALIZATION
     axis, epsilon = node.attr("axis", -1), node.attr("epsilon", 1e-5)
     # onnx has no schema for this operator, so its attributes were not checked before.
     if not isinstance(axis, int) or axis < -MAX_RANK or not isinstance(epsilon, float):
@@ -72,14 +68,15 @@ def expand_normalization(
     if axis >= 0 and scale not in constants:
         raise ModelError(f"the axes of {node.op_type} {node.outputs[0]!r} are not known: its scale is not an initialiser")
     axes = range(axis if axis < 0 else -len(constants[scale].shape), 0)
+    # Optional outputs: the mean, and 1 / deviation, which is output 1 of a normalization that does not compute a mean.
     _, mean, inverse = (*node.outputs, "", "")[:3]
     if not is_centered:
-        mean, inverse = "", mean or inverse  # without a mean, the second output may be the deviation
+        mean, inverse = "", mean or inverse
     half_dtype = dtype if dtype in (DType.FLOAT16, DType.BFLOAT16) else None
     number = np.float64 if dtype is DType.FLOAT64 else np.float32
 
     w = NodeWriter(node, Function((), (), opsets={"": opset}))
-    x = w.cast(w.x, DType.FLOAT32) if half_dtype else w.x  # as stash_type demands
+    x = w.cast(w.x, DType.FLOAT32) if half_dtype else w.x  # the default of the attribute stash_type
     if is_centered:
         x = w.op("Sub", x, w.reduce("ReduceMean", x, axes, output=mean))
     squares = w.reduce("ReduceMean", w.op("Pow", x, w.constant(2, number)), axes)
@@ -89,24 +86,22 @@ def expand_normalization(
     x = w.op("Div", x, deviation)
     x = w.op("Mul", w.cast(x, half_dtype) if half_dtype else x, scale)
     w.define(w.op("Add", x, node.inputs[2]) if w.has_input(2) else x)
-    # The node's own name, which errors and pins by name refer to, stays recognizable.
+    # The name of the node stays recognizable, for errors and pins by name.
     return [replace(part, name=f"{node.name}/{part.op.lower()}_{k}") for k, part in enumerate(w.nodes)], w.constants
 
 
-# Inlining may give the first number of nodes, or the second number times the nodes of the model if that is more.
+# After inlining, a model may have MIN_NODE_LIMIT nodes, or MAX_NODE_RATIO times its stored nodes if that is more.
 MIN_NODE_LIMIT = 100_000
 MAX_NODE_RATIO = 100
-MAX_NESTED_CALLS = 200  # nested calls; the inliner is recursive
+MAX_NESTED_CALLS = 200  # the inliner is recursive
 Key: TypeAlias = tuple[str, str, str]
 """Domain, name and overload of a function."""
 
 
 def check_calls(model: ModelProto) -> None:
-    """Raise ModelError if functions are recursive, nested too deeply, or too large after inlining.
-
-    Linear in the size of the model.
-    """
-    bodies = {_get_key(function): [*nodes_inside(function.node)] for function in model.functions}
+    """Raise ModelError if model-local functions are recursive, nested too deeply, or too large after inlining. Linear time."""
+    bodies = {_get_key(function): [*iter_nodes(function.node)] for function in model.functions}
+    # For each function, how often it calls each of the others.
     calls = {key: Counter(call for call in map(make_call_key, nodes) if call in bodies) for key, nodes in bodies.items()}
     prefix = "its model-local functions cannot be inlined: "
     try:
@@ -121,9 +116,9 @@ def check_calls(model: ModelProto) -> None:
         depths[key] = 1 + max((depths[call] for call in calls[key]), default=0)
         if depths[key] > MAX_NESTED_CALLS:
             raise ModelError(f"{prefix}calls are nested more than {MAX_NESTED_CALLS} deep, from {_format_key(key)} on")
-    main = [make_call_key(node) for node in nodes_inside(model.graph.node)]
-    total = sum(sizes.get(call, 1) for call in main)
-    stored = len(main) + sum(map(len, bodies.values()))
+    main_calls = [make_call_key(node) for node in iter_nodes(model.graph.node)]
+    total = sum(sizes.get(call, 1) for call in main_calls)
+    stored = len(main_calls) + sum(map(len, bodies.values()))
     if total > max(MIN_NODE_LIMIT, MAX_NODE_RATIO * stored):
         raise ModelError(
             f"{prefix}they would make {total} nodes of the {stored} that the model holds; "
@@ -136,29 +131,28 @@ def _format_key(key: Key) -> str:
 
 
 def make_call_key(node: NodeProto) -> Key:
-    """Key of the function that the node calls, if it calls one."""
+    """Make the key of the model-local function that a node calls, if its operator is one."""
     return node.domain, node.op_type, node.overload
 
 
-def nodes_inside(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """Yield the nodes and those in their bodies."""
+def iter_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """Yield the nodes and the nodes of their bodies."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
-                yield from nodes_inside(graph.node)
+                yield from iter_nodes(graph.node)
 
 
 # The inliner copies the model, so larger initializers are passed to it without data.
-SMALL_BYTES = 1024
+MAX_INLINER_BYTES = 1024
 
 
-def inline(model: ModelProto) -> ModelProto:
-    """Inline model-local functions; returns the model unchanged if there are none.
+def inline_functions(model: ModelProto) -> ModelProto:
+    """Inline model-local functions with onnx; return the model unchanged if there are none.
 
-    The inliner copies a serialized model, so large initializers are removed first. It ignores (as of onnx 1.23) attribute
-    defaults of functions and domains imported only by functions, so these are added before. Raises ModelError for a recursive
-    function, or one with another opset that cannot be converted.
+    onnx's inliner (as of 1.23) ignores attribute defaults of functions, and domains that only functions import, so both are added
+    to the model first. Raises ModelError for a recursive function, and for a function whose opset cannot be converted.
     """
     if not model.functions:
         return model
@@ -166,7 +160,7 @@ def inline(model: ModelProto) -> ModelProto:
     copy = ModelProto()
     copy.CopyFrom(model)
     for tensor in copy.graph.initializer:
-        if tensor.ByteSize() > SMALL_BYTES:
+        if tensor.ByteSize() > MAX_INLINER_BYTES:
             tensor.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims))
     imported = {entry.domain for entry in model.opset_import}
     for entry in (entry for function in model.functions for entry in function.opset_import):
@@ -181,42 +175,43 @@ def inline(model: ModelProto) -> ModelProto:
     if inlined.functions:
         names = ", ".join(f"{f.domain}.{f.name}" for f in inlined.functions)
         raise ModelError(f"its model-local functions {names} cannot be inlined: they import other opsets than the model")
-    # Put back the data that the inliner was not shown.
+    # Restore the data of large initializers.
     del inlined.graph.initializer[:]
     inlined.graph.initializer.extend(model.graph.initializer)
     return inlined
 
 
 def _add_defaults(model: ModelProto) -> None:
-    """Add default attributes to calls of local functions. Modifies the model."""
+    """Add default attributes to calls of model-local functions, in place."""
     defaults = {_get_key(function): function.attribute_proto for function in model.functions if function.attribute_proto}
-    for nodes in (model.graph.node, *(function.node for function in model.functions)) if defaults else ():
-        for node in nodes_inside(nodes):
+    if not defaults:
+        return
+    for nodes in (model.graph.node, *(function.node for function in model.functions)):
+        for node in iter_nodes(nodes):
             present = {attribute.name for attribute in node.attribute}
-            missing = defaults.get(make_call_key(node), ())
-            node.attribute.extend(attribute for attribute in missing if attribute.name not in present)
+            node_defaults = defaults.get(make_call_key(node), ())
+            node.attribute.extend(attribute for attribute in node_defaults if attribute.name not in present)
 
 
 def _get_key(function: FunctionProto) -> Key:
     return function.domain, function.name, function.overload
 
 
-# Searching for a similar name takes too long in larger graphs.
+# In a larger graph, searching for a similar name takes too long.
 MAX_SEARCHED_NODES = 10_000
 
 
 def read_function(model: ModelProto, external: ExternalData) -> Function:
-    """Convert a model to a Function.
+    """Convert a model to a Function. Raises ModelError if the model violates ONNX's structure.
 
-    Model-local functions are inlined and sparse tensors become dense. An initializer that is also an input becomes a constant,
-    regardless of the IR version: XRT does not have inputs with defaults. Training information, quantization annotations and
-    denotations are dropped. Raises ModelError if the model violates ONNX's structure.
+    Model-local functions are inlined. Sparse tensors become dense. An initializer that is also an input becomes a constant,
+    because XRT does not support inputs with defaults. Training information, quantization annotations and denotations are dropped.
     """
     _check_header(model)
-    model = inline(model)
+    model = inline_functions(model)
     reader = _Reader(_read_opsets(model), external)
     with pause_gc(len(model.graph.node)):
-        function = reader.function(model.graph, doc=model.doc_string, props=read_props(model))
+        function = reader.read_graph(model.graph, doc=model.doc_string, props=read_props(model))
     if function.captures:
         name = function.captures[0]
         use = next(_find_readers(function, name, f"graph {function.name!r}"))
@@ -237,19 +232,18 @@ def _check_header(model: ModelProto) -> None:
 
 
 def _read_opsets(model: ModelProto) -> dict[str, int]:
-    """The version of each domain; ``ai.onnx`` is normalized to the empty string."""
+    """Read the version of each domain; ``ai.onnx`` is normalized to the empty string."""
     opsets: dict[str, int] = {}
     for entry in model.opset_import:
-        domain = text("" if entry.domain == "ai.onnx" else entry.domain, "the domain of an opset import")
+        domain = check_text("" if entry.domain == "ai.onnx" else entry.domain, "the domain of an opset import")
         if opsets.setdefault(domain, entry.version) != entry.version:
             raise ModelError(f"it imports domain {domain or 'ai.onnx'!r} twice, at versions {opsets[domain]} and {entry.version}")
-    if not opsets and model.ir_version < 3:
-        return {"": 1}  # opset imports came with IR version 3
-    return opsets
+    # IR version 3 introduced opset imports.
+    return {"": 1} if not opsets and model.ir_version < 3 else opsets
 
 
 def _find_dtype(name: str, constants: dict[str, Constant], graph: GraphProto) -> DType | None:
-    """Element type of a constant or declared value; None if the graph does not declare it."""
+    """Find the element type of a constant or declared value; None if the graph does not declare it."""
     if name in constants:
         return constants[name].dtype
     declared = next((proto for proto in (*graph.input, *graph.value_info) if proto.name == name), None)
@@ -258,7 +252,7 @@ def _find_dtype(name: str, constants: dict[str, Constant], graph: GraphProto) ->
 
 
 class _Reader:
-    """Reads the graphs of one model, which share opsets and external data."""
+    """Converts the graphs of one model, which share opsets and external data."""
 
     def __init__(self, opsets: dict[str, int], external: ExternalData) -> None:
         self.opsets = opsets
@@ -266,10 +260,10 @@ class _Reader:
         self.operators: set[tuple[str, str]] = set()
         """(domain, operator) pairs already checked."""
 
-    def function(self, graph: GraphProto, doc: str = "", props: dict[str, str] | None = None) -> Function:
-        """Convert a graph; ``doc`` and ``props`` are those of the model for its main graph."""
-        constants = self.constants(graph)
-        nodes = [node for proto in graph.node for node in self.nodes(proto, constants, graph)]
+    def read_graph(self, graph: GraphProto, doc: str = "", props: dict[str, str] | None = None) -> Function:
+        """Convert a graph. ``doc`` and ``props`` are the documentation and metadata of the model, for its main graph."""
+        constants = self.read_constants(graph)
+        nodes = [node for proto in graph.node for node in self.read_node(proto, constants, graph)]
         check_texts((name for node in nodes for name in (node.name, *node.inputs, *node.outputs)), "the name of a value or node")
         inputs = tuple(read_boundary_value(proto) for proto in graph.input if proto.name not in constants)
         outputs = tuple(read_boundary_value(proto) for proto in graph.output)
@@ -287,11 +281,11 @@ class _Reader:
             aliases=aliases,
             types={n: t for n, t in types.items() if n not in output_names},
             name=name,
-            doc=text(graph.doc_string or doc, "the documentation"),
+            doc=check_text(graph.doc_string or doc, "the documentation"),
             metadata={**metadata, **(props or {})},
         )
 
-    def constants(self, graph: GraphProto) -> dict[str, Constant]:
+    def read_constants(self, graph: GraphProto) -> dict[str, Constant]:
         constants: dict[str, Constant] = {}
 
         def add(name: str, constant: Constant) -> None:
@@ -308,17 +302,18 @@ class _Reader:
             add(sparse.values.name, read_sparse(sparse, self.external, f"initialiser {sparse.values.name!r}"))
         return constants
 
-    def nodes(self, proto: NodeProto, constants: dict[str, Constant], graph: GraphProto) -> list[Node]:
-        """Convert a node. A normalization fused by ONNX Runtime's optimizer becomes several nodes and adds constants."""
+    def read_node(self, proto: NodeProto, constants: dict[str, Constant], graph: GraphProto) -> list[Node]:
+        """Convert a node. A normalization that ONNX does not have becomes several nodes, and adds to ``constants``."""
         domain, opset = "" if proto.domain == "ai.onnx" else proto.domain, self.opsets.get("", 0)
-        is_fused = is_fused_normalization(domain, proto.op_type, opset)
+        is_early = proto.op_type == LAYER_NORMALIZATION and 0 < opset < LAYER_NORMALIZATION_OPSET
+        is_fused = not domain and (is_early or proto.op_type == RMS_NORMALIZATION)
         if not is_fused and (domain, proto.op_type) not in self.operators:
             self.check_operator(domain, proto)
         node = Node(
             proto.op_type,
             tuple(proto.input),
             tuple(proto.output),
-            self.attributes(proto) if proto.attribute else (),
+            self.read_attributes(proto) if proto.attribute else (),
             domain,
             proto.name,
             *(read_node_metadata(proto) if proto.metadata_props else ()),
@@ -332,7 +327,7 @@ class _Reader:
         return nodes
 
     def check_operator(self, domain: str, proto: NodeProto) -> None:
-        """Raise ModelError if the operator does not exist. Operators of domains unknown to onnx pass."""
+        """Raise ModelError if the operator does not exist. Operators of domains that onnx does not know are accepted."""
         node, op_type, version = _describe_node(proto), proto.op_type, self.opsets.get(domain)
         check_texts((domain, op_type), f"the operator or domain of node {node}")
         if not op_type:
@@ -353,19 +348,19 @@ class _Reader:
                 raise ModelError(f"node {node}: {why_unknown(op_type, version, domain)}")
         self.operators.add((domain, op_type))
 
-    def attributes(self, node: NodeProto) -> tuple[Attribute, ...]:
+    def read_attributes(self, node: NodeProto) -> tuple[Attribute, ...]:
         attributes: dict[str, Attribute] = {}
         for proto in node.attribute:
             check_texts([proto.name], f"the name of an attribute of node {_describe_node(node)}")
-            attribute = self.attribute(proto, f"attribute {proto.name!r} of node {_describe_node(node)}")
+            attribute = self.read_attribute(proto, f"attribute {proto.name!r} of node {_describe_node(node)}")
             if attribute.name in attributes:
                 raise ModelError(f"node {_describe_node(node)} has two attributes named {attribute.name!r}")
             attributes[attribute.name] = attribute
         return tuple(attributes[name] for name in sorted(attributes))
 
-    def attribute(self, proto: AttributeProto, subject: str) -> Attribute:
+    def read_attribute(self, proto: AttributeProto, subject: str) -> Attribute:
         kind_number, name = proto.type, proto.name
-        # The most frequent kinds first: a tree ensemble has hundreds of thousands of numbers.
+        # Fast path for frequent kinds: a tree ensemble has hundreds of thousands of numbers.
         if kind_number == AttributeProto.INT:
             return Attribute(name, AttrKind.INT, proto.i)
         if kind_number == AttributeProto.INTS:
@@ -374,17 +369,17 @@ class _Reader:
             raise ModelError(f"{subject} {'refers to an attribute of a function' if kind_number else 'has no kind'}")
         stored: Any = helper.get_attribute_value(proto)
         if kind_number == AttributeProto.SPARSE_TENSOR:
-            # Only Constant has one, as `sparse_value`; its dense form is called `value`.
+            # Only Constant has a sparse attribute, `sparse_value`. It becomes the dense attribute `value`.
             name, kind_number = "value" if name == "sparse_value" else name, AttributeProto.TENSOR
         kind = AttrKind.TENSORS if kind_number == AttributeProto.SPARSE_TENSORS else AttrKind(kind_number)
         if kind.is_list:
-            return Attribute(name, kind, tuple(self.element(item, kind.element, subject) for item in stored))
-        return Attribute(name, kind, self.element(stored, kind, subject))
+            return Attribute(name, kind, tuple(self.read_element(item, kind.element, subject) for item in stored))
+        return Attribute(name, kind, self.read_element(stored, kind, subject))
 
-    def element(self, stored: Any, kind: AttrKind, subject: str) -> Any:
+    def read_element(self, stored: Any, kind: AttrKind, subject: str) -> Any:
         """Convert one element of an attribute."""
         if kind is AttrKind.FLOAT:
-            return stored if stored == stored else math.nan  # the same NaN object, so that tuples compare equal
+            return math.nan if math.isnan(stored) else stored  # always the same NaN object, so that tuples compare equal
         if kind is AttrKind.STRING:
             return decode_text(stored)
         if isinstance(stored, SparseTensorProto):
@@ -392,7 +387,7 @@ class _Reader:
         if kind is AttrKind.TENSOR:
             return read_tensor(stored, self.external, subject)
         if kind is AttrKind.GRAPH:
-            return self.function(stored)
+            return self.read_graph(stored)
         type_ = read_type(stored)
         if type_ is None:
             raise ModelError(f"{subject} is a type without an element type")
@@ -400,25 +395,26 @@ class _Reader:
 
 
 def _describe_node(node: NodeProto) -> str:
-    """Name a node in an error, by its first output if it has no name."""
+    """Describe a node for an error: its name, or its first output if it has no name, and its operator."""
     name = node.name or next((output for output in node.output if output), "")
     return f"{name!r} ({node.op_type})"
 
 
 def _read_inner_types(graph: GraphProto, nodes: Sequence[Node], excluded: Set[str]) -> dict[str, Type]:
-    """Types in ``value_info`` for values that nodes define or capture, except values with their own type.
+    """Read the types in ``value_info`` of values that nodes compute or read, except the names in ``excluded``.
 
-    Entries for values that do not exist are common after optimization passes; they are dropped.
+    Optimization passes often leave entries of values that no longer exist; they are dropped.
     """
-    defined = {name for node in nodes for name in node.outputs}
+    names = {name for node in nodes for name in node.outputs}
     values = [value for value in map(read_value, graph.value_info) if value.type is not None and value.name not in excluded]
-    if any(value.name not in defined for value in values):
-        defined.update(name for node in nodes for name in node.uses)
-    return {value.name: value.type for value in values if value.type is not None and value.name in defined}
+    # Captured values may have types too; collecting them takes longer, and is rarely needed.
+    if any(value.name not in names for value in values):
+        names.update(name for node in nodes for name in node.uses)
+    return {value.name: value.type for value in values if value.type is not None and value.name in names}
 
 
 def _find_readers(function: Function, name: str, graph_label: str) -> Iterator[str]:
-    """Yield descriptions of the readers of an undefined value, including those in bodies."""
+    """Yield a description of each reader of an undefined value, in bodies too."""
     for node in function.nodes:
         if name in node.inputs:
             yield f"node {node.name!r} ({node.op}) reads"

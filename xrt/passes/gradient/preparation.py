@@ -14,7 +14,7 @@ from xrt.builder.builder import Builder
 from xrt.builder.tensor import Tensor
 from xrt.errors import ModelError
 from xrt.formats.onnx import upgrade_opset
-from xrt.formats.onnx.inference import node_types
+from xrt.formats.onnx.inference import infer_node_types
 from xrt.graph import Function, Node
 from xrt.graph.node import list_names
 from xrt.operators import Trait, as_function, decompose_nodes, is_deterministic, list_operators
@@ -26,7 +26,7 @@ from xrt.passes.simplification import drop_dead_nodes, fold_constants
 
 def new_builder(function: Function) -> Builder:
     """Create an empty builder with the opsets of the Function."""
-    return Builder(function.name, opsets=dict(function.opsets), inference=node_types)
+    return Builder(function.name, opsets=dict(function.opsets), inference=infer_node_types)
 
 
 def continue_function(function: Function) -> tuple[Builder, dict[str, Tensor]]:

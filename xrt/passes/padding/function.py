@@ -132,7 +132,7 @@ class PaddedFunction:
 
     def allows(self, sizes: Mapping[str, int], padded: Mapping[str, int]) -> bool:
         """Whether inputs may be padded from the sizes of their dims, ``sizes``, to the sizes `padded`."""
-        return all(condition.at(sizes) >= 0 and condition.at(padded) >= 0 for condition in self.conditions)
+        return all(condition.evaluate(sizes) >= 0 and condition.evaluate(padded) >= 0 for condition in self.conditions)
 
     def cut(self, results: Sequence[Any], sizes: Mapping[str, int], padded: Mapping[str, int]) -> list[Any]:
         """Crop the results of a call that was padded from `sizes` to `padded`. Cropped arrays are contiguous copies."""
@@ -147,7 +147,7 @@ def _crop(result: Any, axes: Sequence[Axis], sizes: Mapping[str, int], padded: M
     extents: list[list[tuple[int, int]]] = []
     for axis, length in zip(axes, result.shape, strict=True):
         is_padded = any(extent.atoms & padded_dims for extent in axis)
-        extents.append([(extent.at(sizes), extent.at(padded)) for extent in axis] if is_padded else [(length, length)])
+        extents.append([(e.evaluate(sizes), e.evaluate(padded)) for e in axis] if is_padded else [(length, length)])
     # Split merged axes, crop each extent, and merge again.
     split = result.reshape([length for pairs in extents for _, length in pairs])
     cropped = split[tuple(slice(length) for pairs in extents for length, _ in pairs)]

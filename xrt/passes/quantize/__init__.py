@@ -1,7 +1,6 @@
-"""Quantization: rewrite a Function with QuantizeLinear and DequantizeLinear around products and convolutions.
+"""Quantization: rewrite a Function with QuantizeLinear and DequantizeLinear around matrix products and convolutions.
 
-Engines may fuse these patterns into integer kernels; all engines compute the same numbers. The passes run nothing: activation
-ranges come from a calibration table.
+Engines may fuse these patterns into integer kernels. Ranges of activations come from a calibration table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Quantized forms of a model: static, dynamic or weight-only, with nodes that stay in float32 and balanced channels."""
+"""Quantize a prepared model as a placement record describes: kind of quantization, ranges, float32 nodes, balanced channels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from xrt.formats.placement_file import PrecisionRecord
 
 
-OPTIONS = QuantizationOptions()
+DEFAULT_OPTIONS = QuantizationOptions()
 
 
 @dataclass(frozen=True)
@@ -41,47 +41,47 @@ class QuantizedForm:
     """How a model is quantized: the kind of quantization, its parameters, and the nodes that stay in float32."""
 
     table: CalibrationTable | None = None
-    """Calibrated ranges of values; required for the kind ``static``, None for the others."""
+    """Calibrated ranges of values; required for the kind ``static``, and None for other kinds."""
     exact_nodes: frozenset[int] = frozenset()
     """Indices of the nodes of the prepared model that stay in float32."""
     kind: FormKind = "static"
     balance: tuple[BalancedValue, ...] = ()
     """The values whose channels are balanced before quantization."""
     reduce_range: bool = False
-    """Whether the weights of integer products use 7 bits."""
+    """Whether weights in integer products have 7 bits, see `QuantizationOptions.reduce_range`."""
 
     def apply(self, prepared: Function) -> Function:
-        """Quantize a prepared model; raises CalibrationError for the table of another model."""
+        """Quantize the result of `prepare_for_quantization`; raises CalibrationError if the table is of another model."""
         names = [name for index, name in list_quantizable_nodes(prepared) if index not in self.exact_nodes]
         if not names:
             return prepared
-        return drop_dead_nodes(infer_shapes(self._rewrite(balance_values(prepared, self.balance), names)))
-
-    def _rewrite(self, function: Function, names: Collection[str]) -> Function:
+        include = (NodePattern(tuple(sorted(names)), by_name=True),)
+        # Dequantized weights cannot overflow, so they use all 8 bits.
+        reduce_range = self.reduce_range and self.kind in ("static", "dynamic")
+        options = QuantizationOptions(include=include, reduce_range=reduce_range)
+        balanced = balance_values(prepared, self.balance)
         if self.kind == "static":
             assert self.table is not None  # a static form always has a table
-            return quantize(function, self.table, select_nodes(names, reduce_range=self.reduce_range))
-        if self.kind == "dynamic":
-            return quantize_dynamically(function, select_nodes(names, reduce_range=self.reduce_range))
-        return (pack_weights if self.kind == "packed8" else quantize_weights)(function, select_nodes(names))
+            quantized = quantize(balanced, self.table, options)
+        else:
+            quantized = _REWRITES[self.kind](balanced, options)
+        return drop_dead_nodes(infer_shapes(quantized))
 
 
-def select_nodes(names: Collection[str], **options: Any) -> QuantizationOptions:
-    """Create the options that quantize only the nodes with these names."""
-    return QuantizationOptions(include=(NodePattern(tuple(sorted(names)), by_name=True),), **options)
+_REWRITES = {"dynamic": quantize_dynamically, "packed8": pack_weights, "stored8": quantize_weights}
 
 
 def find_balance(prepared: Function, magnitudes: Mapping[str, Any]) -> tuple[BalancedValue, ...]:
-    """Compute divisors of channels, rounded to powers of two. ``magnitudes`` has the largest magnitude per channel, by value."""
-    divisors = find_channel_factors(prepared, magnitudes)
-    exponents = {name: np.rint(np.log2(factors)).astype(int) for name, factors in divisors.items()}
+    """Compute the divisors of channels as in `find_channel_factors`, rounded to powers of two."""
+    factors = find_channel_factors(prepared, magnitudes)
+    exponents = {name: np.rint(np.log2(array)).astype(int) for name, array in factors.items()}
     return tuple(BalancedValue(name, tuple(values.tolist())) for name, values in exponents.items())
 
 
 def balance_values(prepared: Function, balance: Collection[BalancedValue]) -> Function:
-    """Divide the channels of activations by the powers of two in ``balance``, and multiply the weights that read them.
+    """Divide the channels of activations by powers of two, and multiply the weights that read the channels.
 
-    Raises CalibrationError for values of another model.
+    Raises CalibrationError if ``balance`` is of another model.
     """
     if not balance:
         return prepared
@@ -97,46 +97,49 @@ def balance_values(prepared: Function, balance: Collection[BalancedValue]) -> Fu
 def fit_balanced_table(
     table: CalibrationTable, prepared: Function, balanced: Function, channels: Mapping[str, tuple[Any, Any]]
 ) -> CalibrationTable:
-    """Add the ranges of a balanced model to the table that was calibrated on the prepared model.
+    """Add the ranges of values of the balanced model to a table that was calibrated on the prepared model.
 
-    ``channels`` maps each balanced value to the minima and the maxima of its channels, after division.
+    ``channels`` maps each balanced value to (minima, maxima) of its channels, after division.
     """
     ranges, keys = table.bind(prepared), hash_values(balanced)
-    for name in list_calibrated_values(balanced, OPTIONS):
+    for name in list_calibrated_values(balanced, DEFAULT_OPTIONS):
         range_ = ranges.get(name)
-        # Values that balancing does not change have the same key, so that the table contains them already.
+        # A value with the same key in both models has a range already.
         if range_ is None or table.find(keys[name]) is not None:
             continue
-        # Only balanced values have new ranges: the products that read them compute the same numbers as before.
+        # Products that read balanced values have new keys, but compute the same numbers, so they keep their ranges.
         if name in channels:
-            low, high = (float(pick(extremes)) for pick, extremes in zip((np.min, np.max), channels[name], strict=True))
+            minima, maxima = channels[name]
+            low, high = float(np.min(minima)), float(np.max(maxima))
             range_ = ValueRange(key=range_.key, low=low, high=high, least=low, most=high, batches=range_.batches)
         table = table.add(name, keys[name], range_)
     return table
 
 
 def prepare_for_quantization(function: Function) -> Function:
-    """Fold normalizations and biases into the products and convolutions before them; types must be known."""
+    """Fold normalizations and biases into the convolutions and products before them. Infer types first."""
     return infer_shapes(fuse_biases(infer_shapes(fold_batch_normalization(function))))
 
 
 def list_quantizable_nodes(prepared: Function) -> list[tuple[int, str]]:
     """List the index and name of each node that can be quantized."""
-    return [(index, node.name) for index, node in enumerate(prepared.nodes) if why_not_quantized(node, prepared, OPTIONS) is None]
+    nodes = enumerate(prepared.nodes)
+    return [(index, node.name) for index, node in nodes if why_not_quantized(node, prepared, DEFAULT_OPTIONS) is None]
 
 
 def fit_table(table: CalibrationTable, prepared: Function, original: Function) -> CalibrationTable:
-    """Add the ranges that a prepared model lacks to a table: those of the original model's values with the same names.
+    """Add ranges to a table that was calibrated on the original model, so that it also applies to the prepared model.
 
-    Preparing keeps the names of values but changes how some are computed, and so their keys. Raises CalibrationError if the
-    table has no value of either model.
+    Preparing keeps the names of values, but changes how some are computed, and so their keys. A value without a range gets the
+    range of the original model's value with the same name. Raises CalibrationError if the table has no value of either model.
     """
-    needed = [name for name in list_calibrated_values(prepared, OPTIONS) if prepared.defines(name)]
+    needed = [name for name in list_calibrated_values(prepared, DEFAULT_OPTIONS) if prepared.defines(name)]
     keys = hash_values(prepared)
     missing = [name for name in needed if table.find(keys[name]) is None]
     if not missing:
         return table
     ranges = {name: range_ for name, key in hash_values(original).items() if (range_ := table.find(key)) is not None}
+    # An input has the same key in every model, so it does not show that the table belongs to this model.
     inputs = {value.name for value in prepared.inputs}
     if not any(name in ranges for name in missing) and all(name in missing or name in inputs for name in needed):
         raise CalibrationError(
@@ -150,9 +153,9 @@ def fit_table(table: CalibrationTable, prepared: Function, original: Function) -
 
 
 def make_planned_function(function: Function, record: PrecisionRecord | None) -> Function:
-    """Make the Function that a placement with this record plans: the model itself or its quantized form."""
+    """Make the Function that is partitioned for a placement with this record: the model or its quantized form."""
     if record is None or not record.is_quantized or (record.form == "static" and record.table is None):
         return function
-    unquantized = frozenset(node.at for node in record.exact_nodes)
-    form = QuantizedForm(record.table, unquantized, record.form, record.balance, record.reduce_range)
+    exact_nodes = frozenset(node.at for node in record.exact_nodes)
+    form = QuantizedForm(record.table, exact_nodes, record.form, record.balance, record.reduce_range)
     return form.apply(prepare_for_quantization(function))

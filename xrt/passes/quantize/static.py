@@ -15,8 +15,8 @@ from xrt.operators import is_training
 from xrt.passes.quantize.candidates import (
     CONVOLUTIONS,
     QuantizationOptions,
-    find_end,
-    find_root,
+    find_fused_result,
+    find_range_source,
     list_activations,
     why_not_quantized,
 )
@@ -31,25 +31,23 @@ from xrt.passes.quantize.weights import (
     require_opset,
 )
 
-_JOINS = frozenset({"Add", "AveragePool", "Concat", "GlobalAveragePool", "LeakyRelu", "Mul", "Sigmoid"})
+_INT8_OPERATORS = frozenset({"Add", "AveragePool", "Concat", "GlobalAveragePool", "LeakyRelu", "Mul", "Sigmoid"})
 """Operators that libraries compute in 8 bits if operands and result are quantized."""
-_REQUANTIZED = frozenset({"Conv", "ConvTranspose", "Gemm"})
+_REQUANTIZED_OPERATORS = frozenset({"Conv", "ConvTranspose", "Gemm"})
 """Operators whose float weights ONNX Runtime quantizes if the activation is dequantized (WeightBiasQuantization)."""
-LARGEST_BIAS = 2.0**30
+MAX_BIAS_STEPS = 2.0**30
 """Largest bias in quantization steps: half of the largest int32."""
 
 
 def quantize(function: Function, table: CalibrationTable, options: QuantizationOptions | None = None) -> Function:
-    """Quantize products and convolutions statically, with QuantizeLinear and DequantizeLinear.
+    """Quantize matrix products and convolutions, with calibrated ranges. Infer shapes first.
 
-    Activations have one scale each, weights one per channel. Biases are int32 with the product of both scales. Each value is
-    quantized once for all readers, and each weight is stored once. A Conv or Gemm that stays in floating point reads quantized
-    values through a Max of one operand, an identity that prevents ONNX Runtime from quantizing its weights.
+    An activation has one scale, a weight one scale per channel. A bias becomes int32, with the product of both scales. Each value
+    is quantized once for all readers, and each weight is stored once. A Conv or Gemm that stays in floating point reads a
+    quantized value through a Max of one operand, an identity that prevents ONNX Runtime from quantizing the weights.
 
-    Nodes whose range is almost zero, nodes for which `why_not_quantized` has a reason, and bodies are not changed. Infer shapes
-    first. The opset is raised to 13 if lower.
-
-    Raises CalibrationError if the table belongs to another model or lacks a range.
+    A node stays in floating point if `why_not_quantized` returns a reason or the range of an operand is almost zero. Bodies are
+    not changed. The opset becomes at least 13. Raises CalibrationError if the table belongs to another model or lacks a range.
     """
     options = options or QuantizationOptions()
     # Raises CalibrationError if the table was not calibrated on this model.
@@ -64,18 +62,20 @@ def quantize(function: Function, table: CalibrationTable, options: QuantizationO
 def _fit_ranges(
     function: Function, ranges: Mapping[str, ValueRange], selected: set[str], options: QuantizationOptions
 ) -> dict[str, Parameters | None]:
-    """Compute the quantization parameters of the activations of the selected nodes; None if a range is almost zero."""
+    """Compute the scales and zero points of the activations of the selected nodes; None if a range is almost zero."""
     fitted: dict[str, Parameters | None] = {}
     missing: dict[str, None] = {}
+    dtype, is_symmetric = options.activation_dtype, options.symmetric_activations
     for node in function.nodes:
-        for value in list_activations(node, function) if node.name in selected else ():
-            range_ = ranges.get(root := find_root(value, function))
+        if node.name not in selected:
+            continue
+        for value in list_activations(node, function):
+            source = find_range_source(value, function)
+            range_ = ranges.get(source)
             if range_ is None:
-                missing[root] = None
-                continue
-            fitted[value] = fit_activation(
-                range_.low, range_.high, options.activation_dtype, symmetric=options.symmetric_activations
-            )
+                missing[source] = None
+            else:
+                fitted[value] = fit_activation(range_.low, range_.high, dtype, symmetric=is_symmetric)
     # Report all missing ranges at once.
     if missing:
         listed = ", ".join(map(repr, list(missing)[:3])) + (", ..." if len(missing) > 3 else "")
@@ -87,7 +87,7 @@ def _fit_ranges(
 
 
 class _StaticQuantization:
-    """Rewrites one Function; the nodes whose operands all have usable ranges are quantized."""
+    """Rewrites one Function. Of the selected nodes, those whose operands all have usable ranges are quantized."""
 
     def __init__(
         self, function: Function, fitted: Mapping[str, Parameters | None], selected: set[str], options: QuantizationOptions
@@ -98,73 +98,81 @@ class _StaticQuantization:
         operands = {node.name: set(list_activations(node, function)) for node in function.nodes if node.name in selected}
         self.selected = {name for name, values in operands.items() if all(fitted[value] is not None for value in values)}
         nodes = [node for node in function.nodes if node.name in self.selected]
-        values = set[str]().union(*(operands[node.name] for node in nodes))
-        # Values that only other nodes read stay in floating point.
-        self.fitted = {value: parameters for value, parameters in fitted.items() if value in values and parameters is not None}
-        self.ends = {find_end(node, function) for node in nodes if node.op in CONVOLUTIONS}
-        """Results of convolutions; all readers read them in quantized form."""
+        # A value that no quantized node reads stays in floating point.
+        quantized_values = set[str]().union(*(operands[node.name] for node in nodes))
+        self.fitted = {value: x for value, x in fitted.items() if x is not None and value in quantized_values}
+        """Scale and zero point of each quantized activation."""
+        self.fused_results = {find_fused_result(node, function) for node in nodes if node.op in CONVOLUTIONS}
+        """Results of quantized convolutions. All readers read them in quantized form."""
 
     def run(self) -> Function:
         return self.emission.finish([self.rewrite(node) for node in self.function.nodes])
 
     def rewrite(self, node: Node) -> Node:
-        """Make a node read quantized operands: all of them if it is quantized, otherwise those that `reads_quantized`."""
+        """Make a quantized node read all operands in quantized form, and another node those for which `reads_quantized` holds."""
         if node.name in self.selected:
-            return replace(node, inputs=tuple(self.operands(node)))
-        inputs = tuple(
-            self.emission.quantize(name, self.fitted[name]) if self.reads_quantized(name, node) else name for name in node.inputs
-        )
-        if inputs == node.inputs:
+            return replace(node, inputs=tuple(self.list_quantized_operands(node)))
+        inputs = list(node.inputs)
+        for index, name in enumerate(node.inputs):
+            if self.reads_quantized(name, node):
+                inputs[index] = self.emission.quantize(name, self.fitted[name])
+        if tuple(inputs) == node.inputs:
             return node
         # Otherwise ONNX Runtime would quantize the weights of this float node.
-        if node.op in _REQUANTIZED and inputs[0] != node.inputs[0] and inputs[1] in self.function.constants:
-            inputs = (self.emission.shield(inputs[0]), *inputs[1:])
-        return replace(node, inputs=inputs)
+        is_requantized = node.op in _REQUANTIZED_OPERATORS and inputs[0] != node.inputs[0]
+        if is_requantized and inputs[1] in self.function.constants:
+            inputs[0] = self.emission.shield(inputs[0])
+        return replace(node, inputs=tuple(inputs))
 
     def reads_quantized(self, value: str, node: Node) -> bool:
+        """Whether a node that stays in floating point reads this value in quantized form."""
         if value not in self.fitted:
             return False
-        if value in self.ends:
+        if value in self.fused_results:
             return True
-        computed = [name for name in node.inputs if name not in self.function.constants]
-        return node.op in _JOINS and all(name in self.fitted for name in (*computed, find_end(node, self.function)))
+        if node.op not in _INT8_OPERATORS:
+            return False
+        computed_inputs = [name for name in node.inputs if name not in self.function.constants]
+        return all(name in self.fitted for name in (*computed_inputs, find_fused_result(node, self.function)))
 
-    def operands(self, node: Node) -> Iterator[str]:
-        """Yield the operands of a node in quantized form, with its bias."""
-        activation, second, *bias = node.inputs
+    def list_quantized_operands(self, node: Node) -> Iterator[str]:
+        """Yield the inputs of a node in quantized form: activation, weight or second activation, and bias if it has one."""
+        activation, second, *bias_names = node.inputs
         yield self.emission.quantize(activation, self.fitted[activation])
         if second not in self.function.constants:
             yield self.emission.quantize(second, self.fitted[second])
             return
-        floats = self.function.constants[second].array
-        steps = self.find_bias(node, bias, floats)
+        weight = self.function.constants[second].array
+        bias = self.find_bias(node, bias_names, weight)
         scale = self.fitted[activation].scale
-        axis = find_channel_axis(node, floats) if self.options.per_channel else None
-        # The scale of the int32 bias is the product of both scales: a tiny weight scale would overflow it, so raise that.
-        floor = 0.0 if steps is None or axis is None else np.abs(steps) / (float(scale) * LARGEST_BIAS)
-        weight = quantize_channels(floats, axis, self.options, floor)
-        yield self.emission.dequantize(second, weight, (second, weight.axis, weight.parameters.scale.tobytes()))
-        if bias:
-            yield self.quantize_bias(bias[0], steps, scale * weight.parameters.scale) or bias[0]
+        axis = find_channel_axis(node, weight) if self.options.per_channel else None
+        # The scale of the int32 bias is the product of both scales. A tiny weight scale would overflow it, so limit the scale.
+        min_scale = 0.0 if bias is None or axis is None else np.abs(bias) / (float(scale) * MAX_BIAS_STEPS)
+        quantized = quantize_channels(weight, axis, self.options, min_scale)
+        yield self.emission.dequantize(second, quantized, (second, quantized.axis, quantized.parameters.scale.tobytes()))
+        if bias_names:
+            yield self.quantize_bias(bias_names[0], bias, scale * quantized.parameters.scale) or bias_names[0]
 
-    def find_bias(self, node: Node, bias: list[str], weight: Array) -> Array | None:
-        """Find a constant bias with one element per channel of ``weight``, or None; ``bias`` has at most one name."""
-        if not bias or bias[0] not in self.function.constants:
+    def find_bias(self, node: Node, names: list[str], weight: Array) -> Array | None:
+        """Return the bias if it is a constant with one element per output channel, or None; ``names`` has at most one name."""
+        if not names or names[0] not in self.function.constants:
             return None
         if node.op == "Gemm" and not node.attr("alpha", 1.0) == 1.0 == node.attr("beta", 1.0):
             return None
-        channel_axis = 1 if node.op == "Gemm" and not node.attr("transB", 0) else 0
-        channels = weight.shape[1] * node.attr("group", 1) if node.op == "ConvTranspose" else weight.shape[channel_axis]
-        constant = self.function.constants[bias[0]].array
-        return constant if constant.shape == (channels,) else None
+        if node.op == "ConvTranspose":
+            channels = weight.shape[1] * node.attr("group", 1)
+        else:
+            channels = weight.shape[1 if node.op == "Gemm" and not node.attr("transB", 0) else 0]
+        bias = self.function.constants[names[0]].array
+        return bias if bias.shape == (channels,) else None
 
     def quantize_bias(self, name: str, bias: Array | None, scale: Array) -> str | None:
         """Store the bias as dequantized int32 and return its name; None if it stays in floating point."""
         if bias is None:
             return None
         steps = np.rint(bias.astype(np.float64) / scale)
-        # Would not fit int32.
-        if np.abs(steps).max(initial=0.0) > 2 * LARGEST_BIAS - 1:
+        # The bias would not fit into int32.
+        if np.abs(steps).max(initial=0.0) > 2 * MAX_BIAS_STEPS - 1:
             return None
         parameters = Parameters(scale, np.zeros(scale.shape, np.int32))
         weight = QuantizedWeight(steps.astype(np.int32), parameters, 0 if scale.ndim else None)
@@ -176,22 +184,22 @@ BROADCASTING_OPSET = 8
 
 
 def fuse_biases(function: Function) -> Function:
-    """Fuse a MatMul with a constant matrix and the Add of a constant bias into a Gemm.
+    """Fuse a MatMul with a constant matrix and the Add of a constant bias into a Gemm. Infer shapes first.
 
-    Operands of higher rank are reshaped to rows, once for all readers; at most one leading extent may be dynamic. A Sum of two
-    operands becomes an Add. ONNX Runtime does the same fusion, but has an integer kernel of the Gemm only if the bias is int32.
-    Results differ only in summation order. Infer shapes first. Return `function` itself if nothing changes. Linear time.
+    The purpose is an int32 bias: ONNX Runtime does the same fusion later, and has an integer kernel of the Gemm only for an int32
+    bias. Activations of rank 3 or more are reshaped to a matrix, once for all readers; one leading extent may be unknown.
+    A Sum of two operands becomes an Add. Return ``function`` itself if nothing changes. Linear time.
     """
     if function.opset() < BROADCASTING_OPSET:
         return function
-    # Nodes that others wait for (control dependencies) are not replaced.
-    emission, awaited = Emission(function), {name for node in function.nodes for name in node.control}
+    # A node at which a control edge starts must not be replaced.
+    emission, control_predecessors = Emission(function), {name for node in function.nodes for name in node.control}
     nodes: list[Node] = []
     fused: set[str] = set()
     rows: dict[str, str] = {}
     for original in function.nodes:
         node = replace(original, op_type="Add") if original.op == "Sum" and len(original.inputs) == 2 else original
-        product = None if node.name in awaited else _find_product(node, function)
+        product = None if node.name in control_predecessors else _find_product(node, function)
         if product is not None:
             fused.add(product.outputs[0])
             node = _fuse(product, node, emission, rows)
@@ -202,7 +210,7 @@ def fuse_biases(function: Function) -> Function:
 
 
 def _find_product(node: Node, function: Function) -> Node | None:
-    """Find the MatMul that an Add of a constant bias can be fused with, or None."""
+    """Find the MatMul with which an Add of a constant bias can be fused, or None."""
     if node.op != "Add" or node.control:
         return None
     for value, other in (node.inputs, node.inputs[::-1]):
@@ -231,8 +239,8 @@ def _can_fuse(product: Node, bias: Constant, function: Function) -> bool:
 def _fuse(product: Node, node: Node, emission: Emission, rows: dict[str, str]) -> Node:
     """Make the Gemm of a product and its bias; return the node that replaces the Add.
 
-    For an activation of rank 2, that node is the Gemm. Otherwise the emission gets a Reshape to rows and the Gemm, and the node
-    is the Reshape back. ``rows`` maps activations to their reshaped rows, which all products share.
+    For an activation of rank 2, that node is the Gemm. Otherwise a Reshape to a matrix and the Gemm are emitted, and the node is
+    the Reshape of the result. ``rows`` maps activations to the output of their first Reshape, which all products share.
     """
     function, (value, matrix) = emission.function, product.inputs
     shape = _get_shape(value, function) or ()
@@ -254,23 +262,22 @@ def _fuse(product: Node, node: Node, emission: Emission, rows: dict[str, str]) -
 
 
 def _get_shape(name: str, function: Function) -> Shape | None:
-    """The shape of a float32 tensor, or None."""
+    """Return the shape of a float32 tensor; None for another type."""
     type_ = function.get_type(name)
     return type_.shape if isinstance(type_, TensorType) and type_.dtype is DType.FLOAT32 else None
 
 
 def fold_batch_normalization(function: Function) -> Function:
-    """Fold a constant BatchNormalization into the constant weights of the preceding Conv.
+    """Fold a BatchNormalization with constant parameters into the constant weights of the preceding Conv.
 
-    The Conv must have no other reader. Results are equal up to rounding. Return `function` itself if nothing is folded. Linear
-    time.
+    No other node may read the result of the Conv. Return ``function`` itself if nothing is folded. Linear time.
     """
     folded: dict[str, Node] = {}
     dropped: set[str] = set()
-    emission, awaited = Emission(function), {name for node in function.nodes for name in node.control}
+    emission, control_predecessors = Emission(function), {name for node in function.nodes for name in node.control}
     for node in function.nodes:
         convolution = _find_convolution(node, function)
-        if convolution is not None and not (node.control or node.name in awaited):
+        if convolution is not None and not (node.control or node.name in control_predecessors):
             parts = zip(("weight", "bias"), _fold_weights(convolution, node, function), strict=True)
             names = [emission.add_constant(f"{convolution.name}_folded_{part}", array) for part, array in parts]
             folded[convolution.name] = replace(convolution, inputs=(convolution.inputs[0], *names), outputs=node.outputs[:1])
@@ -294,12 +301,12 @@ def _find_convolution(node: Node, function: Function) -> Node | None:
 
 
 def _fold_weights(convolution: Node, node: Node, function: Function) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the weights and bias of a Conv that includes the BatchNormalization ``node``."""
+    """Compute weights and bias of the Conv that computes ``convolution`` and then the BatchNormalization ``node``."""
     # Fold in float64, so that the weights are rounded only once.
     scale, shift, mean, variance = (function.constants[name].array.astype(np.float64) for name in node.inputs[1:5])
     factor = scale / np.sqrt(variance + node.attr("epsilon", 1e-5))
     weight = function.constants[convolution.inputs[1]].array
-    biases = convolution.inputs[2:]
-    bias = function.constants[biases[0]].array.astype(np.float64) if biases and biases[0] else 0.0
-    spread = factor.reshape(-1, *[1] * (weight.ndim - 1))
-    return (weight * spread).astype(weight.dtype), ((bias - mean) * factor + shift).astype(weight.dtype)
+    bias_name = next(iter(convolution.inputs[2:]), "")
+    bias = function.constants[bias_name].array.astype(np.float64) if bias_name else 0.0
+    channel_factor = factor.reshape(-1, *[1] * (weight.ndim - 1))
+    return (weight * channel_factor).astype(weight.dtype), ((bias - mean) * factor + shift).astype(weight.dtype)

@@ -1,8 +1,8 @@
-"""Quantized weights: channel axes, scales, rounding, and the rewriter that emits quantized forms."""
+"""Quantized weights: channel axes, scales, rounding, and a writer of quantize and dequantize nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ from xrt.passes.simplification import drop_dead_nodes
 
 Array: TypeAlias = np.ndarray[Any, Any]
 MIN_SCALE = 1e-30
-"""Minimum scale; products of smaller ones underflow to zero in engines."""
+"""Minimum scale: the product of two smaller scales underflows to zero in engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,10 @@ class Parameters:
     """An array of the quantized integer type, with the shape of the scale."""
 
 
-def find_limits(dtype: DType) -> tuple[int, int]:
-    """Find the smallest and the largest value of an integer type."""
-    return (-(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1) if dtype.text.startswith("int") else (0, (1 << dtype.bits) - 1)
+def get_integer_range(dtype: DType) -> tuple[int, int]:
+    """Return the smallest and the largest value of an integer type."""
+    half = 1 << dtype.bits - 1
+    return (-half, half - 1) if dtype.text.startswith("int") else (0, 2 * half - 1)
 
 
 def fit_activation(low: float, high: float, dtype: DType, *, symmetric: bool) -> Parameters | None:
@@ -42,7 +43,7 @@ def fit_activation(low: float, high: float, dtype: DType, *, symmetric: bool) ->
     """
     # Zero must be exactly representable: it is the value of padding and of Relu.
     low, high = min(low, 0.0), max(high, 0.0)
-    lowest, highest = find_limits(dtype)
+    lowest, highest = get_integer_range(dtype)
     if symmetric:
         middle = (lowest + highest + 1) // 2
         scale, zero = max(-low, high) / (highest - middle), middle
@@ -55,32 +56,32 @@ def fit_activation(low: float, high: float, dtype: DType, *, symmetric: bool) ->
 
 
 def fit_weight(
-    low: Array, high: Array, dtype: DType, *, symmetric: bool, reduce_range: bool = False, floor: Array | float = 0.0
+    low: Array, high: Array, dtype: DType, *, symmetric: bool, reduce_range: bool = False, min_scale: Array | float = 0.0
 ) -> Parameters:
-    """Fit scales and zero points to weights; each scale is at least ``floor``.
+    """Fit scales and zero points to the ranges of weights; each scale is at least ``min_scale``.
 
-    ``low`` and ``high`` are the minima and maxima of the weights: one per channel or block, or 0-d for the whole tensor.
-    Symmetric types do not use the smallest integer. All-zero channels get the scale of the widest channel.
+    ``low`` and ``high`` are the minima and maxima of the weights: one per channel or block, or 0-d for the whole tensor. The
+    smallest integer of a symmetric type is not used. A channel of zeros gets the scale of the channel with the largest scale.
     """
     low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)
-    lowest, highest = (-64, 64) if reduce_range else find_limits(dtype)
+    lowest, highest = (-64, 64) if reduce_range else get_integer_range(dtype)
     if reduce_range and dtype is DType.UINT8:
         lowest, highest = 0, 127
     middle = (lowest + highest + 1) // 2
     # A symmetric scale must cover the larger side.
     scale = np.maximum(-low, high) / (highest - middle) if symmetric else (high - low) / (highest - lowest)
-    # An all-zero channel needs some nonzero scale; the widest one is harmless.
-    widest = max(float(scale.max(initial=0.0)), MIN_SCALE) if scale.any() else 1.0
-    scale = np.maximum(np.where(scale > MIN_SCALE, scale, widest), floor)
+    # The scale of a channel of zeros may be any number but 0.
+    largest = max(float(scale.max(initial=0.0)), MIN_SCALE) if scale.any() else 1.0
+    scale = np.maximum(np.where(scale > MIN_SCALE, scale, largest), min_scale)
     zero = np.full(scale.shape, middle) if symmetric else np.clip(np.rint(lowest - low / scale), lowest, highest)
     return Parameters(scale.astype(np.float32), zero.astype(dtype.numpy))
 
 
 def round_to_integers(x: Array, parameters: Parameters, dtype: DType) -> Array:
-    """Quantize, rounding ties to even and saturating; the parameters broadcast to `x`."""
+    """Quantize ``x``, rounding ties to even and saturating. Scales and zero points are broadcast to ``x``."""
     # Divide in float32 as engines do, but add the zero point in float64, where the sum is exact.
     scaled = np.rint(x.astype(np.float32) / parameters.scale).astype(np.float64) + parameters.zero_point.astype(np.float64)
-    return np.clip(scaled, *find_limits(dtype)).astype(np.int32).astype(dtype.numpy)
+    return np.clip(scaled, *get_integer_range(dtype)).astype(np.int32).astype(dtype.numpy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,61 +94,63 @@ class QuantizedWeight:
 
 
 def find_channel_axis(node: Node, weight: Array) -> int | None:
-    """Find the axis of the output channels of a weight; None if no axis has one index per output channel."""
+    """Find the axis of a weight that has one index per output channel, or None."""
     if node.op == "ConvTranspose":
-        return 1 if node.attr("group", 1) == 1 else None  # channels of all groups share the axis
+        return 1 if node.attr("group", 1) == 1 else None  # an index stands for one channel of each group
     if node.op == "MatMul":
         return 1 if weight.ndim == 2 else None
     return 0 if node.op == "Conv" or node.attr("transB", 0) else 1
 
 
 def find_inner_axis(node: Node) -> int:
-    """The contracted axis of the matrix of a Gemm or MatMul: 1 if Gemm transposes it, else 0."""
+    """Find the contracted axis of the matrix of a Gemm or MatMul: 1 if a Gemm transposes the matrix, else 0."""
     return 1 if node.op == "Gemm" and node.attr("transB", 0) else 0
 
 
 def quantize_channels(
-    weight: Array, axis: int | None, options: QuantizationOptions, floor: Array | float = 0.0
+    weight: Array, axis: int | None, options: QuantizationOptions, min_scale: Array | float = 0.0
 ) -> QuantizedWeight:
-    """Quantize a weight per channel of `axis`, or per tensor; each scale is at least ``floor``."""
+    """Quantize a weight per index of ``axis``, or with one scale if ``axis`` is None; each scale is at least ``min_scale``."""
     dtype = options.weight_dtype
     axis = axis if options.per_channel else None
-    others = tuple(other for other in range(weight.ndim) if other != axis) if axis is not None else None
-    low, high = np.asarray(weight.min(axis=others)), np.asarray(weight.max(axis=others))
-    parameters = fit_weight(low, high, dtype, symmetric=options.symmetric_weights, reduce_range=options.reduce_range, floor=floor)
-    shape = [1] * weight.ndim
+    reduced_axes = None if axis is None else tuple(other for other in range(weight.ndim) if other != axis)
+    low, high = np.asarray(weight.min(axis=reduced_axes)), np.asarray(weight.max(axis=reduced_axes))
+    parameters = fit_weight(
+        low, high, dtype, symmetric=options.symmetric_weights, reduce_range=options.reduce_range, min_scale=min_scale
+    )
+    broadcastable = parameters
     if axis is not None:
+        shape = [1] * weight.ndim
         shape[axis] = -1
-    spread = Parameters(parameters.scale.reshape(shape), parameters.zero_point.reshape(shape)) if axis is not None else parameters
-    return QuantizedWeight(round_to_integers(weight, spread, dtype), parameters, axis)
+        broadcastable = Parameters(parameters.scale.reshape(shape), parameters.zero_point.reshape(shape))
+    return QuantizedWeight(round_to_integers(weight, broadcastable, dtype), parameters, axis)
 
 
 def quantize_blocks(weight: Array, axis: int, block: int, options: QuantizationOptions) -> QuantizedWeight:
-    """Quantize a matrix per block along an axis; the last block may be shorter."""
+    """Quantize a matrix per block of ``block`` indices of ``axis``; the last block may be shorter."""
     dtype = options.weight_dtype
-    count = -(-weight.shape[axis] // block)
-    edges = np.arange(count) * block
-    low, high = np.minimum.reduceat(weight, edges, axis=axis), np.maximum.reduceat(weight, edges, axis=axis)
+    block_starts = np.arange(0, weight.shape[axis], block)
+    low, high = np.minimum.reduceat(weight, block_starts, axis=axis), np.maximum.reduceat(weight, block_starts, axis=axis)
     parameters = fit_weight(low, high, dtype, symmetric=options.symmetric_weights)
-    rows = np.arange(weight.shape[axis]) // block
-    spread = Parameters(parameters.scale.take(rows, axis=axis), parameters.zero_point.take(rows, axis=axis))
-    return QuantizedWeight(round_to_integers(weight, spread, dtype), parameters, axis)
+    block_of_index = np.arange(weight.shape[axis]) // block
+    scale, zero_point = (array.take(block_of_index, axis=axis) for array in (parameters.scale, parameters.zero_point))
+    return QuantizedWeight(round_to_integers(weight, Parameters(scale, zero_point), dtype), parameters, axis)
 
 
-OPSET = 13
+MIN_OPSET = 13
 """First opset of DequantizeLinear with an axis."""
 
 
 def require_opset(function: Function) -> Function:
-    """Convert a Function to an opset with the operators of quantized forms; raises OptionError if that fails."""
+    """Convert a Function to an opset that has the operators of quantized models; raises OptionError if that fails."""
     try:
-        return upgrade_opset(function, OPSET)
+        return upgrade_opset(function, MIN_OPSET)
     except ModelError as error:
-        raise OptionError(f"quantization needs opset {OPSET} of ai.onnx: {error}") from error
+        raise OptionError(f"quantization needs opset {MIN_OPSET} of ai.onnx: {error}") from error
 
 
 class Emission:
-    """Collects new nodes and constants of a rewritten Function; a quantized form is emitted once for all readers of a value."""
+    """Collects the new nodes and constants of a rewritten Function. A value is quantized once for all its readers."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -159,16 +162,16 @@ class Emission:
         self._shielded: dict[str, str] = {}
         self._weights: dict[tuple[object, ...], str] = {}
         self._dynamic: dict[str, tuple[str, str, str]] = {}
-        self._matrices: dict[tuple[str, bool], tuple[str, str, str]] = {}
+        self._matrices: dict[tuple[str, int], tuple[str, ...]] = {}
 
     def add_constant(self, name: str, array: Any) -> str:
-        """Add a constant under a fresh name based on `name`; return the name."""
+        """Add a constant under a fresh name based on ``name``; return the fresh name."""
         fresh = self._names.take(name)
         self.constants[fresh] = Constant(np.ascontiguousarray(array) if array.ndim else array)
         return fresh
 
     def quantize(self, value: str, parameters: Parameters) -> str:
-        """Emit one quantize-dequantize pair of nodes for all readers of a value; return its output."""
+        """Emit QuantizeLinear and DequantizeLinear for a value, once for all readers; return the output."""
         if value not in self._pairs:
             dtype, shape = DType.from_array(parameters.zero_point), getattr(self.function.get_type(value), "shape", None)
             operands = (
@@ -181,43 +184,44 @@ class Emission:
         return self._pairs[value]
 
     def dequantize(self, name: str, weight: QuantizedWeight, key: tuple[object, ...]) -> str:
-        """Add a weight as an integer constant and a DequantizeLinear; return its output. Equal keys share one."""
+        """Store a weight as integers and emit a DequantizeLinear, once for equal keys; return the output."""
         if key not in self._weights:
-            params, attributes = weight.parameters, {} if weight.axis is None else {"axis": weight.axis}
-            inputs = [self.add_constant(f"{name}_quantized", weight.integers), self.add_constant(f"{name}_scale", params.scale)]
+            arrays = {"quantized": weight.integers, "scale": weight.parameters.scale}
             if weight.integers.dtype != np.int32:  # a bias has no zero point
-                inputs.append(self.add_constant(f"{name}_zero_point", params.zero_point))
+                arrays["zero_point"] = weight.parameters.zero_point
+            inputs = tuple(self.add_constant(f"{name}_{suffix}", array) for suffix, array in arrays.items())
             type_ = TensorType(DType.FLOAT32, weight.integers.shape)
-            self._weights[key] = self.define(f"{name}_dequantized", "DequantizeLinear", tuple(inputs), type_, attributes)
+            attributes = {} if weight.axis is None else {"axis": weight.axis}
+            self._weights[key] = self.define(f"{name}_dequantized", "DequantizeLinear", inputs, type_, attributes)
         return self._weights[key]
 
     def shield(self, value: str) -> str:
-        """Wrap a value in an identity (Max of one operand) that stops libraries from fusing it into a quantized pattern."""
+        """Emit a Max of one operand, an identity that stops libraries from fusing the value into a quantized pattern."""
         if value not in self._shielded:
             self._shielded[value] = self.define(f"{value}_float", "Max", (value,), self.types[value])
         return self._shielded[value]
 
     def finish(self, nodes: Iterable[Node]) -> Function:
-        """Build the Function of `nodes` and the emitted nodes, and remove dead ones."""
+        """Make the Function of ``nodes`` and the emitted nodes, without dead nodes."""
         function = self.function.replace(nodes=(*nodes, *self.nodes), constants=self.constants, types=self.types)
         return drop_dead_nodes(function)
 
     def define(
         self, name: str, op: str, inputs: tuple[str, ...], type_: Type | DType, attributes: dict[str, int] | None = None
     ) -> str:
-        """Add a node and return its output; a bare DType leaves the shape unknown."""
+        """Emit a node with one output; return the output. For a DType as ``type_``, the shape is unknown."""
         fresh = self.reserve(name, TensorType(type_, None) if isinstance(type_, DType) else type_)
         self.nodes.append(Node(op, inputs, (fresh,), name=fresh).with_attributes(**attributes or {}))
         return fresh
 
     def reserve(self, name: str, type_: Type) -> str:
-        """Reserve and return a fresh name based on `name`, for a value of this type that the caller computes."""
+        """Reserve and return a fresh name based on ``name``, for a value of this type that the caller defines."""
         fresh = self._names.take(name)
         self.types[fresh] = type_
         return fresh
 
     def quantize_in_call(self, value: str) -> tuple[str, str, str]:
-        """Emit one DynamicQuantizeLinear for all readers of a value; return the names of integers, scale and zero point."""
+        """Emit DynamicQuantizeLinear for a value, once for all readers; return the names of integers, scale and zero point."""
         if value not in self._dynamic:
             integers = self.reserve(
                 f"{value}_bytes", TensorType(DType.UINT8, getattr(self.function.get_type(value), "shape", None))
@@ -228,10 +232,14 @@ class Emission:
             self.nodes.append(Node("DynamicQuantizeLinear", (value,), self._dynamic[value], name=integers))
         return self._dynamic[value]
 
-    def store_matrix(self, name: str, integers: Any, parameters: Parameters, *, transposed: bool) -> tuple[str, str, str]:
-        """Store a matrix, its scales and zero points as constants; return their names. Equal ``name, transposed`` share them."""
-        if (name, transposed) not in self._matrices:
-            arrays = {"integers": integers, "integer_scale": parameters.scale, "integer_zero_point": parameters.zero_point}
-            first, second, third = (self.add_constant(f"{name}_{part}", array) for part, array in arrays.items())
-            self._matrices[name, transposed] = first, second, third
-        return self._matrices[name, transposed]
+    def store_matrix(self, product: Node, quantize: Callable[[Array], Mapping[str, Array]]) -> tuple[str, ...]:
+        """Quantize the matrix of a product with shape (inner, columns), once for all its readers, and store the results.
+
+        ``quantize`` returns arrays by a suffix for their names. Return the names of the constants, in the same order.
+        """
+        key = name, axis = product.inputs[1], find_inner_axis(product)
+        if key not in self._matrices:
+            matrix = self.function.constants[name].array
+            arrays = quantize(matrix.T if axis else matrix)
+            self._matrices[key] = tuple(self.add_constant(f"{name}_{suffix}", array) for suffix, array in arrays.items())
+        return self._matrices[key]
