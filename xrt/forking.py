@@ -8,45 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 from weakref import ReferenceType, WeakSet, ref
 
 Lock = TypeVar("Lock")
-FORK_TIMEOUT_SECONDS = 20.0
-"""How long a fork waits for other threads that compile. Then it continues, because such a thread may wait for the fork."""
-_busy: Counter[int] = Counter()
-"""In how many blocks of `delay_forks` a thread is, by its identifier."""
-_busy_changed = threading.Condition()
-
-
-@contextmanager
-def delay_forks() -> Iterator[None]:
-    """Delay forks by other threads until the block ends.
-
-    The block may import modules and call libraries. If another thread forked meanwhile, their locks would stay locked in the
-    child.
-    """
-    thread = threading.get_ident()
-    with _busy_changed:
-        _busy[thread] += 1
-    try:
-        yield
-    finally:
-        with _busy_changed:
-            _busy[thread] -= 1
-            if not _busy[thread]:
-                del _busy[thread]
-            _busy_changed.notify_all()
-
-
-def _wait_for_busy_threads() -> None:
-    """Wait until no other thread is in `delay_forks`, and keep other threads from entering it until the fork is done."""
-    _busy_changed.acquire()
-    _busy_changed.wait_for(lambda: _busy.keys() <= {threading.get_ident()}, FORK_TIMEOUT_SECONDS)
 
 
 class _Process:
@@ -84,9 +50,6 @@ def leak_in_child(value: object) -> None:
 
 
 def _begin_child() -> None:
-    for thread in _busy.keys() - {threading.get_ident()}:  # these threads do not exist here
-        del _busy[thread]
-    _busy_changed.release()
     _Process.generation += 1
     # The thread that holds a lock does not exist in the child, so nothing would ever release the lock.
     for lock in list(_Process.locks):
@@ -98,4 +61,4 @@ def _begin_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_wait_for_busy_threads, after_in_parent=_busy_changed.release, after_in_child=_begin_child)
+    os.register_at_fork(after_in_child=_begin_child)

@@ -25,7 +25,6 @@ from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 
 TOP = Path(__file__).parents[2]
-STARTED = threading.Event()
 T = TensorType(DType.FLOAT32, (256, 256))
 X = np.linspace(-1, 1, 256 * 256, dtype=np.float32).reshape(256, 256)
 NODES = Node("MatMul", ("x", "w"), ("p",)), Node("Tanh", ("p",), ("y",))
@@ -129,23 +128,3 @@ def test_a_thread_that_starts_xla_can_fork_itself() -> None:
     with guard.hold():
         guard.close()
         guard.open()
-
-
-def test_a_fork_waits_for_the_compile_of_another_thread(tmp_path: Path) -> None:
-    """The thread holds the lock of a module that it imports, which the child needs too."""
-    (tmp_path / "slow.py").write_text("import time, tests.engines.test_forked as t\nt.STARTED.set()\ntime.sleep(0.5)\n")
-    script = """
-import threading, xrt, tests.engines.test_forked as t
-from xrt.engines.toy.engine import Toy
-class Slow(Toy):
-    def compile(self, function, context):
-        import slow
-        return super().compile(function, context)
-module = xrt.XRTModule(t.CHAIN, Slow(), strict=True)
-threading.Thread(target=module, args=(t.X,)).start()
-t.STARTED.wait()
-print(t.status_of(lambda: module(t.X), 20))
-"""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(TOP), str(tmp_path)))}
-    completed = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
-    assert completed.stdout == "0\n", completed.stderr

@@ -326,7 +326,7 @@ def run_both(module: Any, function: Function, seed: int, compare: Any) -> None:
         before = session.state
         results = [before[v.name] if v.name in of.states else fresh[v.name] for v in function.inputs]
         expected = on_toy(plain, [np.copy(x) for x in results])
-        result = session(*[fresh[v.name] for v in of.others])
+        result = session(*[fresh[v.name] for v in of.other_inputs])
         output = () if not of.returned else (result,) if len(of.returned) == 1 else result
         items = [*output, *(session.state[name] for name in of.states)]
         wanted = [*(expected[place] for place in of.returned), *(expected[place] for place in of.next_values.values())]

@@ -25,6 +25,12 @@ DEFAULT_ENGINES = ("ort", "openvino", "torch", "xla", "toy")
 """Candidates for the default engine, in the order in which they are tried."""
 
 
+def check_budget(engine: Any, options: Mapping[str, Any]) -> None:
+    """Raise OptionError if the keywords have a budget for a search that ``engine`` does not request."""
+    if "budget" in options and not is_auto(engine):
+        raise OptionError("budget= is the time of a search; pass engine='auto', or a list with 'auto' in it")
+
+
 def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: CompileCache) -> EngineList:
     """Create the engine list of a module, with the reference engine appended.
 

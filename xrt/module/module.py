@@ -14,14 +14,14 @@ from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from xrt.cache import CompileCache, Signature, open_cache
-from xrt.errors import InputError, OptionError, XRTError
+from xrt.errors import InputError, XRTError
 from xrt.module.dispatch import NO_MATCH, Call, OutputChecks, bind_io, check_bindable, make_argument_sorter, unpack_outputs
+from xrt.module.engines import check_budget
 from xrt.module.model_source import TracedGraph, find_front_end, is_graph
 from xrt.module.options import add_keywords, parse_options
 from xrt.module.programs import Programs, Specialization
 from xrt.module.sizes import PaddedValues
 from xrt.module.state import Session, StatefulFunctions
-from xrt.placement.engine_list import is_auto
 from xrt.runtime import inputs
 
 if TYPE_CHECKING:
@@ -117,8 +117,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         cache: CompileCache | str | os.PathLike[str] | None = None,
         **options: Unpack[ModuleKeywords],
     ) -> None:
-        if "budget" in options and not is_auto(engine):
-            raise OptionError("budget= is the time of a search; pass engine='auto', or a list with 'auto' in it")
+        check_budget(engine, options)
         settings = parse_options(options)
         store = open_cache(cache)
         # Absolute, because a pickled module may be loaded by a process with another working directory.

@@ -141,7 +141,7 @@ class ModuleOptions:
     devices: Mapping[str, str] = option(FrozenDict(), accepts="Mapping[str, str] | None")
     """Devices of engines, by name or spec, if not the module's: ``{"ort": "cuda", "tvm": "cpu"}``."""
     cuda_graph: bool = False
-    """Record the first call on a device and replay it for later calls. If that is impossible, `explain` states why."""
+    """Record the first call with each set of input types on a device, and replay it later. `explain` states why not."""
     fold_constants: bool = True
     """Compute nodes that depend only on constants before planning, with the reference engine."""
     dump_subgraph_dir: Path | None = option(None, accepts="str | os.PathLike[str] | None")

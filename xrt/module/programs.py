@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.cache.memory import MAX_IDLE_THREADS, MIN_BYTES, close_in_background, count_bytes
 from xrt.errors import CompileRefused, FallbackWarning, InputError, PlanError, RunFailed, SignatureWarning, did_you_mean, warn
-from xrt.forking import delay_forks, renew_after_fork
+from xrt.forking import renew_after_fork
 from xrt.graph import FrozenDict, Function
 from xrt.graph.deferred_function import StaleFunction
 from xrt.module.dispatch import NO_MATCH, NO_PATH, Call, make_fast_path, make_type_key, unpack_outputs
@@ -190,7 +190,7 @@ class Specialization:
         """
         if self.compiled is not None:
             return self.compiled
-        with self._lock, delay_forks():
+        with self._lock:
             if self.compiled is not None:
                 return self.compiled
             count, is_stale = len(self.refused), False
@@ -412,7 +412,7 @@ class Programs:
         build = self.dispatcher.get(key) if place is None else None
         if build is not None:
             return build
-        with self.planning_lock, delay_forks():
+        with self.planning_lock:
             if place is None and (build := self.dispatcher.get(key)) is not None:
                 return build
             if self.stored is not None and place is None and not key[1]:

@@ -448,7 +448,8 @@ class Search:
             return [engine for engine in candidates.engines if counts[engine.spec]]
         # An engine that supports only some nodes may be far faster at these, and is in no plan of a single engine.
         whole = {plan.launches[0].engine for plan in candidates.wholes if plan.launches}
-        partial_specs = [spec for spec, _ in counts.most_common() if spec not in whole]
+        by_count = sorted(candidates.engines, key=lambda engine: -counts[engine.spec])  # equal counts stay in list order
+        partial_specs = [engine.spec for engine in by_count if counts[engine.spec] and engine.spec not in whole]
         ranked = dict.fromkeys([*fastest[: MAX_COMBINED_ENGINES - 1], *partial_specs[:1], *fastest, *partial_specs])
         chosen = list(ranked)[:MAX_COMBINED_ENGINES]
         return [engine for engine in candidates.engines if engine.spec in chosen]

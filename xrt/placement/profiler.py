@@ -577,7 +577,7 @@ def compute_expected_values(
         remark = f"not checked against the reference: {describe_error(error)}; results were compared with"
     capture = partial(capture_activations, function, inputs, substitute, nodes_per_run=len(function.nodes))
     for max_bytes in (MAX_CAPTURED_BYTES, 0):  # the values of all nodes, else only of the outputs
-        with suppress(OutOfTime, XRTError):
+        with suppress(OutOfTime, XRTError, MemoryError):
             values = run_within(seconds / 4, partial(capture, max_bytes=max_bytes))
             return ExpectedValues(values, substitute, f"{remark} those of {name}")
     return ExpectedValues({}, None, f"{remark} nothing")

@@ -266,9 +266,11 @@ def _measure_top1_changes(expected: Outputs, actual: Outputs) -> MeasuredError:
 
 
 def _count_top1_changes(expected: Sequence[Any], actual: Sequence[Any]) -> tuple[int, int]:
-    """Count the rows whose argmax differs, and all rows, in the first float output that has rows."""
+    """Count the rows whose argmax differs, and all rows, in the first float output that is not a scalar."""
     for a, b in zip(map(np.asarray, expected), map(np.asarray, actual), strict=True):
-        if a.dtype.kind == "f" and a.size and a.ndim:
+        if a.dtype.kind == "f" and a.ndim:
+            if not a.size:
+                break
             rows, actual_rows = a.reshape(-1, a.shape[-1]), b.reshape(-1, a.shape[-1])
             return int((rows.argmax(-1) != actual_rows.argmax(-1)).sum()), len(rows)
     return 0, 0

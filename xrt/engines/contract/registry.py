@@ -168,7 +168,7 @@ def list_file_options(spec: str) -> tuple[str, ...]:
 
 
 def why_forbidden(spec: str, file: str) -> str | None:
-    """Explain why a file may not select this engine; None if it may. ``file`` is "lockfile" or "bundle".
+    """Explain why a file may not select this engine; None if it may. ``file`` is "lock" or "bundle".
 
     An engine opens, writes to or runs the files that its options name, so only the user may set such options. Raises the errors
     of `engine_class`.

@@ -33,7 +33,7 @@ from xrt.frontends.torch.capture import (
 )
 from xrt.frontends.torch.dtypes import is_shared, share_array, share_tensor
 from xrt.html.views import format_count
-from xrt.module.engines import make_engine_list
+from xrt.module.engines import check_budget, make_engine_list
 from xrt.module.module import XRTModule, shorten_tracebacks
 from xrt.module.options import parse_options
 from xrt.module.programs import warn_of_evictions
@@ -307,6 +307,7 @@ class TorchModule:
             check_module(model)
         settings = parse_options(options)
         check_no_buckets(settings)
+        check_budget(engine, options)
         if engine is not None:
             # Raises an error for an unavailable engine now, not in the first call.
             make_engine_list(engine, device, settings, cache=open_cache(cache))
