@@ -145,9 +145,9 @@ def test_boxes_of_one_class_hardly_overlap_and_the_best_come_first() -> None:
         ),
         ("squeezenet", {"batch": 2}, OptionError, "model 'squeezenet' has no size 'batch'; it comes in one size."),
         ("mlp", {"layers": 0}, OptionError, "layers of model 'mlp' must be a positive integer; got 0"),
-        ("bert", {"hidden": 10, "heads": 4}, OptionError, "hidden=10 does not divide among heads=4; choose a multiple"),
-        ("unet", {"image": 20, "depth": 3}, OptionError, "an image of 20 does not halve depth=3 times; choose a multiple of 8"),
-        ("vit", {"image": 30}, OptionError, "an image of 30 does not divide into patches of 16; choose a multiple"),
+        ("bert", {"hidden": 10, "heads": 4}, OptionError, "hidden=10 must be a multiple of heads=4"),
+        ("unet", {"image": 20, "depth": 3}, OptionError, "image=20 cannot be halved depth=3 times; choose a multiple of 8"),
+        ("vit", {"image": 30}, OptionError, "image=30 must be a multiple of patch=16"),
     ],
 )
 def test_a_wrong_name_or_size_is_reported(name: str, sizes: dict[str, int], error: type[Exception], text: str) -> None:
@@ -347,7 +347,7 @@ def test_weights_are_taken_by_name() -> None:
         gpt_decoder(sizes, {})
     with raises_exactly(OptionError, "weight 'transformer.wte.weight' is of shape [3, 4]; it must be float32[50, 64]"):
         gpt_decoder(sizes, {"transformer.wte.weight": np.zeros((3, 4), "float32")})
-    with raises_exactly(OptionError, "hidden=768 must be a multiple of heads=7, and that of key_heads=12"):
+    with raises_exactly(OptionError, "hidden=768 must be a multiple of heads=7, and heads of key_heads=12"):
         DecoderSizes(heads=7)
 
 

@@ -1,4 +1,4 @@
-"""The light models of the ``onnx`` package: real architectures whose weights are constant fills, and random weights for them."""
+"""The light models of the ``onnx`` package, and random weights for them: in the files, all elements of a weight are equal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -14,6 +14,7 @@ import onnx
 from xrt.errors import ModelError, did_you_mean
 from xrt.formats.onnx import load
 from xrt.graph import Constant, DType, Function, Node
+from xrt.models.layer_builder import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,29 +26,25 @@ class ActivationStatistics:
 
     @property
     def square(self) -> float:
-        """Mean square of the elements."""
         return self.mean**2 + self.variance
 
 
-UNIT = ActivationStatistics(0.0, 1.0)
+UNIT_STATISTICS = ActivationStatistics(0.0, 1.0)
 
 
 def propagate_statistics(node: Node, statistics: Mapping[str, ActivationStatistics]) -> ActivationStatistics:
-    """Estimate the mean and variance of a node's outputs. Without a rule for its operator, they are those of its first input."""
+    """Estimate the mean and variance of a node's outputs. An operator without a rule keeps those of its first input."""
     inputs = [statistics[name] for name in node.uses if name in statistics]
-    rule = _RULES.get(node.op_type)
-    return UNIT if not inputs else inputs[0] if rule is None else rule(node, inputs)
+    # The weights of these operators are drawn for outputs of mean 0 and variance 1.
+    if not inputs or node.op_type in ("BatchNormalization", "Conv", "Gemm", "MatMul"):
+        return UNIT_STATISTICS
+    return _RULES[node.op_type](inputs) if node.op_type in _RULES else inputs[0]
 
 
-def _unit(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
-    """Moments of a product's outputs: mean 0 and variance 1, since `_draw_product_weights` scales its weights for that."""
-    return UNIT
-
-
-def _relu(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
-    """Moments of a rectified normal distribution."""
-    # Not 0: z divides by it.
-    mean, deviation = inputs[0].mean, math.sqrt(inputs[0].variance) or 1e-6
+def _rectify(inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
+    """Compute mean and variance of max(x, 0) for a normally distributed x."""
+    mean = inputs[0].mean
+    deviation = math.sqrt(inputs[0].variance) or 1e-6  # not 0, because z divides by it
     z = mean / deviation
     density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
     above = (1 + math.erf(z / math.sqrt(2))) / 2
@@ -56,140 +53,123 @@ def _relu(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStati
     return ActivationStatistics(new_mean, square - new_mean**2)
 
 
-def _max_pool(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
-    """Moments of the maximum of a window, estimated between those of one element and of independent elements."""
-    # Neighbors are correlated. The factors need not be exact: they only keep activations of deep networks in range.
+def _pool_maximum(inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
+    """Estimate mean and variance of the maximum of a window, whose elements are correlated."""
+    # The factors need not be exact: they only keep activations of deep networks in range.
     deviation = math.sqrt(inputs[0].variance)
     return ActivationStatistics(inputs[0].mean + 0.8 * deviation, 0.7 * inputs[0].variance)
 
 
-def _sum(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
-    """Moments of a sum of independent values."""
+def _add(inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
+    """Compute mean and variance of a sum of independent values."""
     return ActivationStatistics(sum(m.mean for m in inputs), sum(m.variance for m in inputs))
 
 
-def _concat(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
-    """Moments of a mixture of the parts with equal weights, though their sizes may differ."""
+def _concatenate(inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
+    """Estimate mean and variance over all parts of a concatenation, as if they had equal sizes."""
     mean = sum(m.mean for m in inputs) / len(inputs)
     return ActivationStatistics(mean, sum(m.square for m in inputs) / len(inputs) - mean**2)
 
 
-_RULES: dict[str, Callable[[Node, Sequence[ActivationStatistics]], ActivationStatistics]] = {
-    "Add": _sum,
-    "BatchNormalization": _unit,
-    "Concat": _concat,
-    "Conv": _unit,
-    "Gemm": _unit,
-    "MatMul": _unit,
-    "MaxPool": _max_pool,
-    "Relu": _relu,
-    "Sum": _sum,
+_RULES: dict[str, Callable[[Sequence[ActivationStatistics]], ActivationStatistics]] = {
+    "Add": _add,
+    "Concat": _concatenate,
+    "MaxPool": _pool_maximum,
+    "Relu": _rectify,
+    "Sum": _add,
 }
-Array: TypeAlias = np.ndarray[Any, Any]
-Maker: TypeAlias = Callable[[np.random.Generator, tuple[int, ...], ActivationStatistics, Node], Array]
-"""Draws a weight of a shape for an operator whose input has these moments."""
+WeightMaker: TypeAlias = Callable[[np.random.Generator, tuple[int, ...], ActivationStatistics, Node], Array]
+"""Draws a weight of the given shape for the given node, whose data input has the given statistics."""
 
 
 def fill_random_weights(function: Function, seed: int = 0) -> Function:
     """Replace the float32 weights by random ones; the same seed and Function give the same bytes.
 
-    A weight is a constant, or a ``ConstantOfShape`` of a constant shape, that one of the operators in `_MAKERS` reads as a
-    weight, possibly after a Reshape. Scalars and all other values are unchanged.
+    A weight is a constant or a ``ConstantOfShape`` of a constant shape, which an operator in `_WEIGHT_MAKERS` reads, possibly
+    after a Reshape. Scalars and all other values are unchanged.
     """
-    weights = {name: Constant(array) for name, array in _draw(function, np.random.default_rng(seed))}
+    weights = {name: Constant(array) for name, array in _draw_weights(function, np.random.default_rng(seed))}
     nodes = tuple(node for node in function.nodes if node.outputs[0] not in weights)
-    # Shape constants of replaced fills have lost their readers.
+    # Drop the shapes that only the replaced ConstantOfShape nodes read.
     used = {name for node in nodes for name in node.uses} | {value.name for value in function.outputs}
     constants = {**function.constants, **weights}
     return function.replace(nodes=nodes, constants={name: c for name, c in constants.items() if name in used})
 
 
-def _draw(function: Function, generator: np.random.Generator) -> Iterator[tuple[str, Array]]:
-    """Yield name and value of each new weight. The nodes are visited in order, since a weight depends on its node's inputs."""
+def _draw_weights(function: Function, rng: np.random.Generator) -> Iterator[tuple[str, Array]]:
+    """Yield the name and the new array of each weight, in the order of the nodes: a weight is scaled for its node's input."""
     weights = _find_weights(function)
-    statistics = {value.name: UNIT for value in function.inputs}
+    statistics = {value.name: UNIT_STATISTICS for value in function.inputs}
     drawn_names: set[str] = set()
     for node in function.nodes:
-        if node.outputs[0] in weights:  # a fill, or a reshaped weight
+        if node.outputs[0] in weights:  # the node only makes or reshapes a weight
             continue
-        # Of the data input: weights have no statistics.
-        input_statistics = next((statistics[name] for name in node.inputs if name in statistics), UNIT)
+        # The first input that is not a weight: weights have no statistics.
+        input_statistics = next((statistics[name] for name in node.inputs if name in statistics), UNIT_STATISTICS)
         for slot, name in enumerate(node.inputs):
-            maker = _MAKERS.get((node.op_type, slot))
-            if maker is not None and name in weights and weights[name].name not in drawn_names:
-                # A shared weight is drawn once, for its first reader.
-                drawn_names.add(weights[name].name)
-                yield weights[name].name, maker(generator, weights[name].shape, input_statistics, node)
+            maker = _WEIGHT_MAKERS.get((node.op_type, slot))
+            if maker is None or name not in weights:
+                continue
+            source, shape = weights[name]
+            if source not in drawn_names:  # a shared weight is drawn once, for its first reader
+                drawn_names.add(source)
+                yield source, maker(rng, shape, input_statistics, node)
         statistics.update(dict.fromkeys(node.defined_names, propagate_statistics(node, statistics)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Weight:
-    """A value that may be replaced by random numbers."""
-
-    name: str
-    """The value to replace."""
-    shape: tuple[int, ...]
-
-
-def _find_weights(function: Function) -> dict[str, _Weight]:
-    """Find the values that may be weights: constants, fills, and both reshaped. The key is the name that an operator reads."""
+def _find_weights(function: Function) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Map each value that may be a weight to the value to replace and its shape. The two names differ for a reshaped weight."""
     weights = {
-        name: _Weight(name, constant.shape)
+        name: (name, constant.shape)
         for name, constant in function.constants.items()
         if constant.dtype is DType.FLOAT32 and constant.array.size > 1
     }
     for node in function.nodes:
-        is_fill = node.op_type == "ConstantOfShape" and node.inputs[0] in function.constants
-        if is_fill and ((fill := node.attr("value")) is None or fill.dtype is DType.FLOAT32):
-            weights[node.outputs[0]] = _Weight(node.outputs[0], tuple(map(int, function.constants[node.inputs[0]].array)))
+        is_filled = node.op_type == "ConstantOfShape" and node.inputs[0] in function.constants
+        if is_filled and ((fill := node.attr("value")) is None or fill.dtype is DType.FLOAT32):
+            weights[node.outputs[0]] = node.outputs[0], tuple(map(int, function.constants[node.inputs[0]].array))
         elif node.op_type in ("Unsqueeze", "Reshape", "Identity") and node.inputs[0] in weights:
             weights[node.outputs[0]] = weights[node.inputs[0]]
     return weights
 
 
-# ---------------------------------------------------------------------- one function for each role of a weight
-
-
 def _draw_product_weights(
-    generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node
+    rng: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node
 ) -> Array:
-    """Weights of a product, scaled for outputs of unit variance."""
+    """Draw the weights of a Conv, Gemm or MatMul, scaled for outputs of unit variance."""
     if node.op_type == "Conv":
         fan_in = math.prod(shape[1:])
     else:
         rows, columns = shape[-2:]
         fan_in = columns if node.attr("transB", 0) else rows
-    return _normal(generator, shape, 0.0, 1 / math.sqrt(max(1.0, fan_in * statistics.square)))
+    return _draw_normal(rng, shape, 0.0, 1 / math.sqrt(max(1.0, fan_in * statistics.square)))
 
 
-def _draw_near_zero(
-    generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node
-) -> Array:
-    return _normal(generator, shape, 0.0, 0.1)
+def _draw_near_zero(rng: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
+    return _draw_normal(rng, shape, 0.0, 0.1)
 
 
-def _draw_mean(generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
-    return _normal(generator, shape, statistics.mean, 0.1 * math.sqrt(statistics.variance))
+def _draw_mean(rng: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
+    return _draw_normal(rng, shape, statistics.mean, 0.1 * math.sqrt(statistics.variance))
 
 
-# A batch normalization should normalize: its mean and variance are near those of its input.
-def _draw_variance(generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
-    return _draw_near_one(generator, shape, statistics, node) * np.float32(statistics.variance)
+# Near the variance of the input, as in a trained batch normalization. `_draw_mean` is near its mean.
+def _draw_variance(rng: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
+    return _draw_near_one(rng, shape, statistics, node) * np.float32(statistics.variance)
 
 
-def _draw_near_one(generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
-    return generator.random(shape, dtype=np.float32) * np.float32(0.4) + np.float32(0.8)
+def _draw_near_one(rng: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
+    return rng.random(shape, dtype=np.float32) * np.float32(0.4) + np.float32(0.8)
 
 
-def _normal(generator: np.random.Generator, shape: tuple[int, ...], mean: float, deviation: float) -> Array:
-    values = generator.standard_normal(shape, dtype=np.float32)
+def _draw_normal(rng: np.random.Generator, shape: tuple[int, ...], mean: float, deviation: float) -> Array:
+    values = rng.standard_normal(shape, dtype=np.float32)
     values *= np.float32(deviation)
     values += np.float32(mean)
     return values
 
 
-_MAKERS: dict[tuple[str, int], Maker] = {
+_WEIGHT_MAKERS: dict[tuple[str, int], WeightMaker] = {
     ("Conv", 1): _draw_product_weights,
     ("Gemm", 1): _draw_product_weights,
     ("MatMul", 1): _draw_product_weights,
@@ -202,25 +182,24 @@ _MAKERS: dict[tuple[str, int], Maker] = {
     ("Mul", 1): _draw_near_one,
     ("Add", 1): _draw_near_zero,
 }
-"""How to draw a weight, by the operator that reads it and the position among its inputs."""
-_PREFIX = "light_"
+"""How to draw a weight, by the operator that reads it and the index among its inputs."""
 
 
 def light_models() -> tuple[str, ...]:
-    """Names of the light models in the installed ``onnx`` package, sorted."""
-    return tuple(sorted(path.stem.removeprefix(_PREFIX) for path in _folder().glob(f"{_PREFIX}*.onnx")))
+    """List the names of the light models in the installed ``onnx`` package, sorted."""
+    return tuple(sorted(path.stem.removeprefix("light_") for path in _find_folder().glob("light_*.onnx")))
 
 
 def load_light(name: str, seed: int = 0) -> Function:
-    """Load a light model with seeded random weights instead of its fills; the same seed gives the same bytes.
+    """Load a light model with random weights; the same seed gives the same bytes.
 
-    Weights have their full size in memory: 575 MB for vgg19. Raises ModelError for an unknown name.
+    The weights take as much memory as in the original model: 575 MB for vgg19. Raises ModelError for an unknown name.
     """
     models = light_models()
     if name not in models:
         raise ModelError(f"there is no light model {name!r}.{did_you_mean(name, models)} There are: {', '.join(models)}")
-    return fill_random_weights(load(_folder() / f"{_PREFIX}{name}.onnx"), seed)
+    return fill_random_weights(load(_find_folder() / f"light_{name}.onnx"), seed)
 
 
-def _folder() -> Path:
+def _find_folder() -> Path:
     return Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"

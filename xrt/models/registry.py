@@ -15,43 +15,31 @@ if TYPE_CHECKING:
     from xrt.graph import Function
 
 
-_BY_CODE: dict[str, Callable[..., Function]] = {
-    "bert": transformers.bert,
-    "chain": networks.chain,
-    "conv_chain": networks.conv_chain,
-    "conv_tail": networks.conv_tail,
-    "detector": networks.detector,
-    "dlrm": networks.dlrm,
-    "gather_softmax": networks.gather_softmax,
-    "gpt": transformers.gpt,
-    "mlp": networks.mlp,
-    "mobilenet": networks.mobilenet,
-    "reductions": networks.reductions,
-    "softmax_chain": networks.softmax_chain,
-    "speech": networks.speech,
-    "unet": networks.unet,
-    "vit": transformers.vit,
-}
+_BUILDERS: tuple[Callable[..., Function], ...] = (
+    *(networks.chain, networks.conv_chain, networks.conv_tail, networks.detector, networks.dlrm, networks.gather_softmax),
+    *(networks.mlp, networks.mobilenet, networks.reductions, networks.softmax_chain, networks.speech, networks.unet),
+    *(transformers.bert, transformers.gpt, transformers.vit),
+)
+_MODEL_BUILDERS = {builder.__name__: builder for builder in _BUILDERS}
 
 
 def names() -> tuple[str, ...]:
-    """Names of all shipped models, sorted."""
-    return tuple(sorted((*_BY_CODE, *light_models())))
+    return tuple(sorted((*_MODEL_BUILDERS, *light_models())))
 
 
 def list_model_sizes(name: str) -> dict[str, int]:
-    """The size parameters of a model with their defaults. Raises ModelError for an unknown name.
+    """List the size parameters of a model with their defaults. Raises ModelError for an unknown name.
 
-    Empty for light models, those that the onnx package ships: they have one size each.
+    The light models of the onnx package have no parameters.
 
     >>> list_model_sizes("mlp")
     {'layers': 4, 'features': 1024, 'hidden': 4096, 'classes': 1000, 'batch': 1}
     """
     if name not in names():
         raise ModelError(f"there is no model {name!r}.{did_you_mean(name, names())} There are: {', '.join(names())}")
-    if name not in _BY_CODE:
+    if name not in _MODEL_BUILDERS:
         return {}
-    parameters = inspect.signature(_BY_CODE[name]).parameters.values()
+    parameters = inspect.signature(_MODEL_BUILDERS[name]).parameters.values()
     # Sizes are the keyword-only parameters; `seed` is positional.
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
@@ -60,10 +48,10 @@ def load(name: str, seed: int = 0, **sizes: int) -> Function:
     """Load a shipped model with seeded weights; the same seed and sizes give the same bytes.
 
     By default, models written in code have the sizes of the original networks: `bert` takes 440 MB. Raises ModelError for an
-    unknown name, OptionError for a size that the model does not have or that is not a positive integer.
+    unknown name, and OptionError for an unknown size or one that is not a positive integer.
     """
     check_sizes(name, sizes)
-    return _BY_CODE[name](seed, **sizes) if name in _BY_CODE else load_light(name, seed)
+    return _MODEL_BUILDERS[name](seed, **sizes) if name in _MODEL_BUILDERS else load_light(name, seed)
 
 
 def check_sizes(name: str, sizes: Mapping[str, Any]) -> None:
