@@ -494,7 +494,7 @@ async def test_a_model_may_be_loaded_again_while_a_body_arrives(path: Path) -> N
     async with running(app({"double": path}, engine="toy")) as application:
 
         async def receive() -> Any:
-            await application.load("double")
+            await application.models.load("double")
             return {"type": "http.request", "body": BODY, "more_body": False}
 
         assert (await exchange(application, receive)).status == 200
@@ -504,7 +504,7 @@ async def test_during_a_load_the_metrics_are_those_of_the_model_in_service(path:
     gate = Gate()
     async with running(app({"double": path}, engine="toy")) as application:
         monkeypatch.setattr(xrt.XRTModule, "run_self_test", lambda module: gate())
-        loading = asyncio.ensure_future(application.load("double"))
+        loading = asyncio.ensure_future(application.models.load("double"))
         await gate.wait_for_entry()
         text = (await ask(application, "GET", "/metrics")).body.decode()
         gate.opened.set()
@@ -517,7 +517,7 @@ async def test_requests_are_answered_while_a_replaced_model_is_closed(path: Path
     gate = Gate(xrt.XRTModule.close)
     async with running(app({"double": path}, engine="toy")) as application:
         monkeypatch.setattr(xrt.XRTModule, "close", lambda module: gate(module))
-        loading = asyncio.ensure_future(application.load("double"))
+        loading = asyncio.ensure_future(application.models.load("double"))
         await gate.wait_for_entry()
         assert (await infer(application, "double", REQUEST)).status == 200
         gate.opened.set()
@@ -527,7 +527,7 @@ async def test_requests_are_answered_while_a_replaced_model_is_closed(path: Path
 async def test_a_load_is_completed_when_its_client_goes_away(path: Path) -> None:
     async with running(app({"double": path}, engine="toy")) as application:
         old = application.models.find("double", None)
-        loading = asyncio.ensure_future(application.load("double"))
+        loading = asyncio.ensure_future(application.models.load("double"))
         for _ in range(3):  # it opens the file
             await asyncio.sleep(0)
         loading.cancel()
@@ -554,7 +554,7 @@ async def test_a_reload_that_fails_in_any_way_is_logged_and_the_next_model_is_lo
     async with running(application):
         old = {name: application.models.find(name, None) for name in paths}
         monkeypatch.setattr("xrt.serve.repository.open_module", open_or_fail)
-        await application.reload()
+        await application.models.reload()
         assert {name: application.models.find(name, None) is model for name, model in old.items()} == {"bad": True, "good": False}
         assert [record.getMessage() for record in caplog.records if record.exc_info] == ["model bad cannot be loaded again"]
 

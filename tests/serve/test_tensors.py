@@ -108,7 +108,7 @@ def test_json_that_does_not_fit(datatype: str, data: Any, message: str) -> None:
         (
             "BYTES",
             b"\xff\xff\xff\xffa",
-            "input 'x' is BYTES of shape [1]: 1 elements, each with its length in four bytes before it; its 5 bytes are not",
+            "input 'x' is BYTES of shape [1]: 1 elements, each after its length in four bytes; its 5 bytes have another format",
         ),
     ],
 )

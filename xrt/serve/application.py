@@ -31,10 +31,8 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 T = TypeVar("T")
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 HttpResponse: TypeAlias = tuple[Headers, list[Any]]
-"""The headers of a response and the parts of its body."""
+"""The headers of a response, and its body in parts."""
 
-SERVER = "xrt"
-SESSION_HEADER = "xrt-session"
 EXTENSIONS = ["binary_tensor_data", "sequence", "model_repository", "model_configuration", "statistics"]
 """Supported protocol extensions, by Triton's names."""
 THREAD_CONVERSION_BYTES = 1 << 18
@@ -60,11 +58,11 @@ _ROUTES = {
     "RepositoryModelUnload": "v2/repository/models/([^/]*)/unload",
     "Metrics": "metrics",
 }
-"""Regular expression for the path of each operation; its groups are the model and the version. The operations have the names of
-the gRPC methods. Metrics and ModelList exist over HTTP only."""
+"""Regular expression for the path of each operation; its groups are the model and the version. An operation has the name of the
+gRPC method; Metrics and ModelList exist over HTTP only."""
 _PATTERNS = {operation: re.compile(route) for operation, route in _ROUTES.items()}
 _BODY_FIELDS = {"ModelConfig": "config", "RepositoryIndex": "models"}
-"""Operations whose response has one field over gRPC. Over HTTP the body is the value of this field."""
+"""Operations whose response has one field over gRPC. Over HTTP, the body is the value of this field."""
 
 
 class Application:
@@ -74,11 +72,11 @@ class Application:
     mappings from versions to these. Paths are opened immediately, with ``engine``, ``threads`` and ``isolate`` as in `xrt.load`
     and XRTModule. ``options`` are those of `ServingOptions`; defaults come from the module's serving configuration.
 
-    Models are compiled and tested when the server starts, and are ready afterwards. If the ASGI server does not send lifespan
-    events, the first request starts this.
+    The models are compiled and tested when the server starts, or at the first request if the ASGI server does not send lifespan
+    events. They are ready afterwards.
 
-    A request names a session with the parameter ``session_id`` or the header ``session_header``, so that a proxy can route all
-    calls of a session to one replica. With ``replica``, each response has that name in the header ``xrt-replica``.
+    A request names a session with the parameter ``session_id`` or the header ``session_header``, by which a proxy can route all
+    calls of a session to one replica. Responses have the header ``xrt-replica`` with the name ``replica``, unless it is empty.
 
     Raises OptionError for an unknown option or an invalid value, and errors from opening a model.
     """
@@ -91,7 +89,7 @@ class Application:
         threads: int | None = None,
         isolate: Any = None,
         replica: str = "",
-        session_header: str = SESSION_HEADER,
+        session_header: str = "xrt-session",
         **options: Any,
     ) -> None:
         self.options = ServingOptions.make(options)
@@ -107,22 +105,11 @@ class Application:
         self._headers: Headers = [(b"xrt-replica", replica.encode("ascii", "replace"))] if replica else []
         self._is_draining = False
 
-    # ------------------------------------------------------------------ start and end
-
     def start(self) -> asyncio.Task[None]:
-        """Start to prepare the models, once. The returned task ends when each is in service or has a reason why it is not."""
+        """Start to prepare the models, see `Repository.start`."""
         return self.models.start()
 
-    async def load(self, name: str) -> None:
-        """Load a model's files again and serve them; raises RequestRefusal if the model is unknown or the files are damaged."""
-        await self.models.load(name)
-
-    async def reload(self) -> None:
-        """Load the files of all models again; a model whose files fail to load stays in service as it was."""
-        await self.models.reload()
-
     def explain_not_ready(self) -> str:
-        """The reason why the server is not ready; empty if it is."""
         if self._is_draining:
             return "the server is shutting down"
         return "; ".join(f"model {model.name!r}: {model.why_not_ready}" for model in self.models if model.why_not_ready)
@@ -137,13 +124,11 @@ class Application:
         await self.models.close()
         self._converter.shutdown(wait=False)
 
-    # ------------------------------------------------------------------ HTTP and gRPC
-
     async def handle(self, operation: str, name: str, version: str, request: Any) -> dict[str, Any]:
         """Perform an operation other than Metrics and ModelInfer; return the fields of its response. Raises RequestRefusal.
 
-        ``name`` and ``version`` select a model; both are empty if the client sent none. ``request`` is a ControlRequest or a gRPC
-        message, of which only ``ready`` (RepositoryIndex) and ``parameters`` (RepositoryModelLoad) are read.
+        ``name`` and ``version`` are empty if the client sent none. ``request`` is a ControlRequest or a gRPC message: its field
+        ``ready`` is read for RepositoryIndex, and ``parameters`` for RepositoryModelLoad.
         """
         match operation:
             case "ServerLive":
@@ -151,7 +136,7 @@ class Application:
             case "ServerReady":
                 return {"live": True, **_describe_readiness(self.explain_not_ready())}
             case "ServerMetadata":
-                return {"name": SERVER, "version": __version__, "extensions": EXTENSIONS, "models": self.models.list_names()}
+                return {"name": "xrt", "version": __version__, "extensions": EXTENSIONS, "models": self.models.list_names()}
             case "ModelList":
                 return {"models": self.models.list_names()}
             case "ModelMetadata":
@@ -166,7 +151,7 @@ class Application:
                 return {"models": self.models.list_index(ready=request.ready)}
             case "RepositoryModelLoad":
                 protocol.check_no_files(request.parameters)
-                await self.load(name)
+                await self.models.load(name)
             case "RepositoryModelUnload":
                 await self.models.unload(name)
         return {}
@@ -182,26 +167,24 @@ class Application:
     ) -> T:
         """Run an inference request and return the encoded response; raises RequestRefusal.
 
-        ``decode`` decodes the request, which has ``size`` bytes, and ``encode`` encodes the response for the transport.
-        ``session`` is the name of a session from a header, or empty.
+        ``decode`` decodes the request of ``size`` bytes, and ``encode`` encodes the response for HTTP or gRPC. ``session`` is the
+        name of a session from a header, or empty.
         """
         with self.models.find(name, version).admit():
             request = await self.run_if_large(size, decode)
-            response = await self.models.find(name, version).infer(request, session)  # it may have been reloaded meanwhile
+            # Find the model again: it may have been reloaded while the request was decoded.
+            response = await self.models.find(name, version).infer(request, session)
             response_size = sum(array.nbytes for array in response.outputs.values())
             return await self.run_if_large(response_size, encode, request, response)
 
     async def run_if_large(self, size: int, call: Callable[..., T], *args: Any) -> T:
-        """Call ``call(*args)``, which converts ``size`` bytes. From `THREAD_CONVERSION_BYTES` on it runs in a thread.
+        """Call ``call(*args)``, which converts ``size`` bytes; run it in a thread if they are `THREAD_CONVERSION_BYTES` or more.
 
-        There is one such thread, so that large conversions run one at a time: they do not compete with each other for the GIL and
-        for memory.
+        There is only one thread: large conversions run one at a time, so that they do not compete for the GIL and for memory.
         """
         if size < THREAD_CONVERSION_BYTES:
             return call(*args)
         return await asyncio.get_running_loop().run_in_executor(self._converter, partial(call, *args))
-
-    # ------------------------------------------------------------------ ASGI
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle an ASGI connection: one HTTP request, or the lifespan of the server."""
@@ -217,12 +200,12 @@ class Application:
             await send({"type": "websocket.close", "code": 1000})
 
     async def _handle_http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle an HTTP request: send the response, which describes the error if there is one, and log the request."""
+        """Respond to an HTTP request and log it. If handling fails, the response describes the error."""
         self.start()  # in each request, because not every ASGI server sends lifespan events
         client = (scope.get("client") or ("",))[0]
         request = f"{scope['method']} {scope['path']}"
         status = Status.OK
-        # The application may be mounted under a prefix by another one.
+        # Another application may have mounted this one under the prefix `root_path`.
         path = scope["path"].removeprefix(scope.get("root_path", "")).removeprefix("/").removesuffix("/")
         operation, name, version = self._parse_path(path)
         try:
@@ -230,7 +213,7 @@ class Application:
                 if not operation:
                     hint = "" if path.split("/")[0] == "v2" else "; the protocol's begin with /v2"
                     raise RequestRefusal(f"there is no path {'/' + path[:200]!r}{hint}", Status.NOT_FOUND)
-                headers, parts = await self._respond(operation, name, version, scope, receive)
+                headers, parts = await self._perform(operation, name, version, scope, receive)
         except Exception as error:  # noqa: BLE001  # no client gets a traceback
             refusal = protocol.convert_exception(error, request)
             status = refusal.status
@@ -241,7 +224,7 @@ class Application:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": parts[0] if len(parts) == 1 else b"".join(parts)})
 
-    async def _respond(self, operation: str, name: str, version: str, scope: Scope, receive: Receive) -> HttpResponse:
+    async def _perform(self, operation: str, name: str, version: str, scope: Scope, receive: Receive) -> HttpResponse:
         """Perform an operation; return the response with status 200. Raises RequestRefusal for any other status."""
         if operation == "ModelInfer":
             return await self._handle_infer(name, version, scope, receive)
@@ -255,10 +238,10 @@ class Application:
             request = protocol.decode_control(body)
         document = await self.handle(operation, name, version, request)
         if document.get("ready") is False:  # the protocol requires a status 4xx if not ready
-            raise RequestRefusal(document.pop("error"), **document)
-        return _JSON_HEADERS, [
-            protocol.encode_document(document[_BODY_FIELDS[operation]] if operation in _BODY_FIELDS else document)
-        ]
+            reason = document.pop("error")
+            raise RequestRefusal(reason, **document)
+        content = document[_BODY_FIELDS[operation]] if operation in _BODY_FIELDS else document
+        return _JSON_HEADERS, [protocol.encode_document(content)]
 
     def _parse_path(self, path: str) -> tuple[str, str, str]:
         """Return the operation, the model and the version of a path. Each is an empty string if the path does not name it."""
@@ -267,14 +250,12 @@ class Application:
             return "ModelStatistics", "", ""
         for operation, pattern in _PATTERNS.items():
             if match := pattern.fullmatch(path):
-                name, version, *_ = *match.groups(""), "", ""  # padded: a path has 0 to 2 groups
+                # The expression has 0 to 2 groups.
+                name, version = (*match.groups(""), "", "")[:2]
                 return operation, name, version
         return "", "", ""
 
-    # ------------------------------------------------------------------ bodies
-
     async def _handle_infer(self, name: str, version: str, scope: Scope, receive: Receive) -> HttpResponse:
-        """Handle an inference request over HTTP."""
         model = self.models.find(name, version)
         limit = self.options.max_request_bytes
         with time_request(partial(model.metrics.note_request, "http")):
@@ -297,23 +278,23 @@ class Application:
             raise RequestRefusal(
                 f"content-encoding {encoding.decode('latin-1')[:200]!r} is not supported; send the body as it is"
             )
-        # Reject a body by its announced size before reading anything. An invalid size, or one of 20 digits, counts as too large.
-        announced = headers.get(b"content-length", b"0")
-        size = int(announced) if announced.isdigit() and len(announced) < 20 else limit + 1
+        # Reject a body by its declared size before reading anything. An invalid size, or one of 20 digits, counts as too large.
+        declared = headers.get(b"content-length", b"0")
+        size = int(declared) if declared.isdigit() and len(declared) < 20 else limit + 1
         parts: list[bytes] = []
         received = 0
-        more = True
+        has_more = True
         seconds = self.options.body_timeout
         try:
             async with asyncio.timeout(seconds):
-                while more and max(size, received) <= limit:
+                while has_more and max(size, received) <= limit:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise RequestRefusal("the client disconnected")
                     parts.append(message.get("body", b""))
                     count(len(parts[-1]))
                     received += len(parts[-1])
-                    more = message.get("more_body", False)
+                    has_more = message.get("more_body", False)
         except TimeoutError:
             raise RequestRefusal(f"the body did not arrive within {seconds:g} s", Status.TIMEOUT) from None
         if max(size, received) > limit:
@@ -337,26 +318,22 @@ def _make_error_response(refusal: RequestRefusal) -> HttpResponse:
     headers = list(_JSON_HEADERS)
     if refusal.retry_after is not None:
         headers.append((b"retry-after", str(refusal.retry_after).encode()))
-    # Close the connection: the unread rest of the body would be parsed as its next request.
+    # Close the connection, because the unread part of the body would be parsed as its next request.
     if refusal.status in (Status.TIMEOUT, Status.TOO_LARGE):
         headers.append((b"connection", b"close"))
     return headers, [protocol.encode_document({**refusal.fields, "error": str(refusal)})]
 
 
-# ---------------------------------------------------------------------- the server
-
 KEEP_ALIVE_SECONDS = 75
 """Seconds that an idle connection stays open.
 
-Longer than the 60 s of common proxies, so that the proxy closes first: it could otherwise send a request on a connection that the
-server is closing, and its client would get an error.
+Common proxies close it after 60 s. If the server closed first, a proxy could send a request on the closing connection, and its
+client would get an error.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The host and ports on which a server listens."""
-
     host: str
     http: int
     grpc: int | None = None
@@ -376,9 +353,9 @@ def run_server(
     """Serve until SIGINT or SIGTERM, then finish accepted requests within ``drain`` seconds. SIGHUP reloads the models.
 
     For port 0 the system chooses a free port. ``on_start`` is called with the addresses as soon as the server listens.
-    ``on_ready`` is called once the models are prepared; its argument is the reason why the server is not ready, or empty. A
-    second signal ends the server without the requests in progress, except that calls of models that run are finished. Raises
-    OptionError if uvicorn is missing or a port cannot be used.
+    ``on_ready`` is called once the models are prepared; its argument is the reason why the server is not ready, or empty. After a
+    second signal the server finishes only the running calls of models, and drops all other requests. Raises OptionError if
+    uvicorn is missing or a port cannot be used.
     """
     try:
         import uvicorn
@@ -417,7 +394,7 @@ def _listen(host: str, port: int) -> socket.socket:
     """Bind a socket, which the caller closes; raises OptionError if the address cannot be used."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        # create_server sets SO_REUSEADDR, so that a restarted server need not wait until old connections have timed out.
+        # create_server sets SO_REUSEADDR: a restarted server does not have to wait until old connections have timed out.
         return socket.create_server(
             address, family=family, dualstack_ipv6=family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         )
@@ -435,11 +412,11 @@ async def _serve(
     drain: float,
     report: Callable[[int | None], Awaitable[None]],
 ) -> None:
-    """Run uvicorn's ``server``, and a gRPC server unless ``grpc_port`` is None, until one of the signals of `run_server`."""
+    """Run uvicorn's ``server``, and a gRPC server unless ``grpc_port`` is None, until a signal ends them, see `run_server`."""
     grpc_server: Any = None
     tasks: set[asyncio.Future[None]] = set()  # the event loop has only weak references to tasks
 
-    def start(work: Awaitable[None]) -> None:
+    def start_task(work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -449,10 +426,10 @@ async def _serve(
         server.force_exit = server.should_exit  # False at the first signal, True at the second
         server.should_exit = True
         if grpc_server is not None:
-            start(grpc_server.stop(0 if server.force_exit else drain))
+            start_task(grpc_server.stop(0 if server.force_exit else drain))
 
     def reload() -> None:
-        start(application.reload())
+        start_task(application.models.reload())
 
     loop = asyncio.get_running_loop()
     with ExitStack() as stack:
@@ -464,7 +441,7 @@ async def _serve(
             from xrt.serve.grpc_service import start_grpc
 
             grpc_server, bound_grpc_port = await start_grpc(application, host, grpc_port)
-        start(report(bound_grpc_port))
+        start_task(report(bound_grpc_port))
         try:
             await server.serve(sockets=[listener])
         finally:

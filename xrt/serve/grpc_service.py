@@ -39,7 +39,7 @@ _FIELDS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-"""The field of InferTensorContents that stores the elements of each datatype. FP16 and BF16 have none and must be sent as raw
+"""The field of InferTensorContents for the elements of each datatype. FP16 and BF16 have no field: they are sent as raw
 contents."""
 
 
@@ -70,9 +70,9 @@ class _Service:
         self._reading = Limit("calls are under way, and no more are read")
 
     def make_handlers(self) -> dict[str, Any]:
-        """Create gRPC's handler of each method, by the name of the method."""
-        # Registered as handlers of a stream, they read the message themselves and can reject a request before its message is in
-        # memory. On the wire a stream of one message equals a single message.
+        """Create a gRPC handler for each method, by the name of the method."""
+        # A handler of a stream reads the message itself, so it can reject a request before the message is in memory. A stream of
+        # one message has the same encoding as a single message.
         make, serialize = grpc.stream_unary_rpc_method_handler, methodcaller("SerializeToString")
         return {name: make(partial(self._handle, name), response_serializer=serialize) for name in _DESCRIPTOR.methods_by_name}
 
@@ -83,12 +83,12 @@ class _Service:
         try:
             with time_request(partial(application.log.note_request, "grpc", name, context.peer(), name)):
                 if name == "ModelInfer":
-                    # Before its message is read, which bounds the messages in memory. Admit one call even if no model is in
+                    # Before the message is read, to limit the messages in memory. Admit one call even if no model is in
                     # service, so that its client gets the reason.
                     with self._reading.admit(max(1, sum(model.max_requests for model in application.models))):
                         return await self._infer(context)
                 request, _ = await self._read(name, context)
-                # Loads and unloads have the field model_name, queries of a model have the field name.
+                # Requests to load or unload have the field model_name, other requests the field name.
                 model = getattr(request, "name", "") or getattr(request, "model_name", "")
                 document = await application.handle(name, model, getattr(request, "version", ""), request)
                 # Some fields exist over HTTP only: the reason why a model is not ready, and the list of models.
@@ -120,7 +120,6 @@ class _Service:
             raise RequestRefusal(f"the request is not a {message_type.__name__} of the protocol") from None
 
     async def _infer(self, context: Any) -> Any:
-        """Handle a call of ModelInfer; return its response message."""
         application = self._application
         request, size = await self._read("ModelInfer", context)
         name, version = request.model_name, request.model_version
@@ -129,9 +128,6 @@ class _Service:
         with time_request(partial(application.models.find(name, version).metrics.note_request, "grpc")):
             decode = partial(decode_request, request, application.options.max_request_bytes)
             return await application.infer(name, version, session, size, decode, encode_response)
-
-
-# ---------------------------------------------------------------------- messages
 
 
 def decode_request(request: Any, limit: int) -> InferRequest:
@@ -184,11 +180,11 @@ def _decode_contents(name: str, datatype: str, shape: tuple[int, ...], elements:
 
 
 def encode_response(request: InferRequest, response: InferResponse) -> Any:
-    """Convert to ModelInferResponse, with raw contents if the request has these or no inputs, or if a datatype requires them."""
+    """Encode a ModelInferResponse. It has raw contents if the request has raw contents or no inputs, or a datatype needs them."""
     message = messages.ModelInferResponse(model_name=response.model, model_version=response.version, id=request.id)
     for name, value in response.parameters.items():
         message.parameters[name].string_param = value
-    # The protocol requires one form for all outputs of a response.
+    # The protocol does not allow both raw and typed contents in one response.
     is_raw = request.is_binary or not request.inputs or any(response.datatypes[name] not in _FIELDS for name in response.outputs)
     for name, array in response.outputs.items():
         tensor = message.outputs.add(name=name, datatype=response.datatypes[name], shape=array.shape)

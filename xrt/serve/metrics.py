@@ -18,7 +18,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ACCESS_LOGGER = "xrt.serve.access"
 """The name of the logger that logs each request at level INFO."""
 BUSY_LOG_SECONDS = 1.0
-"""Requests with status 503 are logged at most once in this time, since an overloaded server has thousands of them per second."""
+"""Status 503 is logged at most once in this time, since an overloaded server sends it thousands of times per second."""
 
 _SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -75,19 +75,19 @@ class ModelMetrics:
         self._labels = labels = (model, version)
         self._histograms = {name: histogram.labels(*labels) for name, histogram in metrics.histograms.items()}
         self._gauges = {name: gauge.labels(*labels) for name, gauge in metrics.gauges.items()}
-        # Looking up the labels costs more than the increment, and there are few pairs of protocol and status.
+        # Cached, because looking up the labels takes longer than the increment.
         self._count: Any = cache(lambda protocol, status: metrics.requests.labels(*labels, protocol, str(status)).inc)
         # Count and total seconds of each event. The key is Triton's name of the event, or the number of rows of a call.
         self._durations: dict[str | int, tuple[int, float]] = {}
         self._last_request = 0.0  # in Unix time
 
     def show(self, **gauges: Callable[[], float]) -> None:
-        """Set the function that each named gauge reports. After a reload this replaces the functions of the old model."""
+        """Set the function whose result each gauge reports. After a reload, it replaces the function of the old model."""
         for name, function in gauges.items():
             self._gauges[name].set_function(function)
 
     def note_batch(self, requests: int, rows: int, seconds: float) -> None:
-        """Count a call of the model, which ran this many joined requests with ``rows`` rows in total."""
+        """Count a call of the model with a batch of ``requests`` requests, which have ``rows`` rows in total."""
         self._histograms["call_seconds"].observe(seconds)
         self._histograms["batch_requests"].observe(requests)
         self._histograms["batch_rows"].observe(rows)
@@ -95,7 +95,7 @@ class ModelMetrics:
         self._add(rows, seconds)
 
     def note_wait(self, seconds: float) -> None:
-        """Count a request that has waited in the queue for this time."""
+        """Count a request that has left the queue after this time."""
         self._histograms["queue_seconds"].observe(seconds)
         self._add("queue", seconds)
 
@@ -117,7 +117,7 @@ class ModelMetrics:
             count, seconds = self._durations.get(event, (0, 0.0))
             return {"count": count, "ns": round(1e9 * seconds)}
 
-        # XRT does not time how long tensors are read and written. Clients require these fields, so they are zero.
+        # Clients require these fields, but XRT does not time the conversion of tensors: they are zero.
         untimed = {event: describe(event) for event in ("compute_input", "compute_output")}
         batches = {rows: describe(rows) for rows in sorted(event for event in self._durations if isinstance(event, int))}
         model, version = self._labels
@@ -143,8 +143,10 @@ def time_request(note: Callable[[int, float, BaseException | None], object]) -> 
         yield
     except BaseException as raised:
         error = raised
-        cancelled = isinstance(error, asyncio.CancelledError)
-        status = Status.CANCELLED if cancelled else error.status if isinstance(error, RequestRefusal) else Status.FAILED
+        if isinstance(error, asyncio.CancelledError):
+            status = Status.CANCELLED
+        else:
+            status = error.status if isinstance(error, RequestRefusal) else Status.FAILED
         raise
     finally:
         note(status, time.perf_counter() - start, error)
@@ -157,7 +159,7 @@ class RequestLog:
         self._metrics = metrics
         self._error_log = logging.getLogger("xrt.serve")
         self._access_log = logging.getLogger(ACCESS_LOGGER)
-        # When status 503 was logged last (by `time.monotonic`), and the number of requests with it since.
+        # When status 503 was last logged (by `time.monotonic`), and the number of requests with this status since then.
         self._last_busy_log = 0.0
         self._busy_count = 0
 
@@ -166,8 +168,8 @@ class RequestLog:
     ) -> None:
         """Count and log a request that has been answered with this HTTP status.
 
-        ``operation`` is empty for a path that the protocol does not have; ``client`` and ``request`` describe both in the log.
-        An ``error`` that is not a RequestRefusal is not logged here: `convert_exception` logs it with its traceback.
+        ``operation`` is empty for a path that the protocol does not have. The log shows ``client`` and ``request``. An ``error``
+        other than a RequestRefusal is not logged here: `convert_exception` logs it with its traceback.
         """
         self._metrics.operations(protocol, operation or "unknown", status).inc()
         if self._access_log.isEnabledFor(logging.INFO):
@@ -179,7 +181,7 @@ class RequestLog:
             return
         self._busy_count += 1
         if (now := time.monotonic()) - self._last_busy_log >= BUSY_LOG_SECONDS:
-            count = f" ({self._busy_count} such requests since the last such line)" * (self._busy_count > 1)
+            count = f" ({self._busy_count} such requests since the last such line)" if self._busy_count > 1 else ""
             self._error_log.warning("%r: status %d: %s%s", request, status, error, count)
             self._last_busy_log = now
             self._busy_count = 0

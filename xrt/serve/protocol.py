@@ -53,7 +53,7 @@ class RequestRefusal(Exception):
     """An error response to the client, over HTTP or gRPC."""
 
     def __init__(self, message: str, status: Status = Status.BAD_REQUEST, **fields: Any) -> None:
-        """``fields`` are further fields of the JSON response."""
+        """``fields`` are fields of the JSON response in addition to ``error``."""
         super().__init__(message if len(message) <= _MAX_MESSAGE_CHARS else f"{message[:_MAX_MESSAGE_CHARS]}...")
         self.status, self.code, self.fields = status, status.code, fields
         self.retry_after = 1 if status is Status.BUSY else None
@@ -61,7 +61,7 @@ class RequestRefusal(Exception):
 
 
 def convert_exception(error: Exception, request: str) -> RequestRefusal:
-    """Convert an exception to an error response. An unexpected one is logged with its traceback; clients see only its type."""
+    """Convert an exception to an error response. Log an unexpected exception with its traceback; clients see only its type."""
     if isinstance(error, RequestRefusal):
         return error
     _log.error("a request for %r failed", request, exc_info=error)
@@ -90,15 +90,14 @@ DATATYPES = {
     "BYTES": _Datatype(DType.STRING),
 }
 """The datatypes of the protocol by name."""
-DATATYPE_NAMES = {kind.dtype: name for name, kind in DATATYPES.items()}
-"""The name of the protocol's datatype for each element type that has one."""
+DATATYPE_NAMES = {datatype.dtype: name for name, datatype in DATATYPES.items()}
 
 
 def check_tensor(name: str, datatype: str, shape: Sequence[int], limit: int) -> tuple[int, ...]:
     """Validate the datatype and shape of input ``name`` before memory is allocated for it; return the shape as a tuple.
 
-    Raises RequestRefusal for an unknown datatype, a negative dimension, too many axes, or more than ``limit`` elements. For the
-    limit a dimension of 0 counts as 1, so that the other dimensions of an empty tensor are bounded, too.
+    Raises RequestRefusal for an unknown datatype, a negative dimension, too many axes, or more than ``limit`` elements. A
+    dimension of 0 counts as 1, so that the limit also bounds the other dimensions of an empty tensor.
     """
     if datatype not in DATATYPES:
         raise RequestRefusal(f"input {name!r} has datatype {datatype[:_MAX_QUOTED_CHARS]!r}; available: {', '.join(DATATYPES)}")
@@ -111,17 +110,15 @@ def check_tensor(name: str, datatype: str, shape: Sequence[int], limit: int) -> 
     return tuple(shape)
 
 
-# ---------------------------------------------------------------------- JSON
-
 PIECE_SIZE = 1 << 16
-"""Bytes of JSON, or elements of a tensor, that are converted at once. A piece holds the GIL for about a millisecond."""
+"""Bytes of JSON, or elements of a tensor, that are converted in one step, which holds the GIL for about a millisecond."""
 _NUMBER_CHARS = b"0123456789+-.eE \t\r\ntruefalsnNIniy"
-"""All characters that occur in numbers, booleans, null, NaN, infinities and whitespace."""
+"""The characters of numbers, booleans, null, NaN, infinities and whitespace."""
 # The quantifiers are possessive and the closing quote is optional, so that an unterminated string matches once, up to the end of
 # the text. Otherwise the match would fail and start again at each escaped quote, which takes 7 s for 16,000 quotes.
 _JSON_STRING = re.compile(rb'("(?:[^"\\]++|\\.)*+"?+)', re.DOTALL)
 _JSON_ELEMENT_TYPES: dict[str, Any] = {"b": list[bool | int], "i": list[int], "u": list[int], "f": list[float]}
-"""The JSON that msgspec accepts for the elements of a tensor, by `numpy.dtype.kind` of the tensor."""
+"""The type to which msgspec converts a list of elements, by the `numpy.dtype.kind` of the tensor."""
 
 
 def decode_json(
@@ -133,19 +130,18 @@ def decode_json(
     before anything is converted. Numbers are converted in pieces, so that a large request needs little more memory than its
     body, and other threads can run meanwhile.
     """
-    kind = DATATYPES[datatype]
     count = math.prod(shape)
-    if not kind.has_json:
+    if not DATATYPES[datatype].has_json:
         raise RequestRefusal(f"input {name!r} is {datatype}, which JSON cannot hold; send it as a binary tensor")
     has_strings = datatype == "BYTES"
     # The skeleton is the JSON without its elements: brackets and commas show the structure.
     skeleton = _JSON_STRING.sub(b"", text).translate(None, b" \t\r\n") if has_strings else text.translate(None, _NUMBER_CHARS)
     if skeleton.translate(None, b"[],"):
         raise _make_datatype_error(name, datatype)
+    # Checked apart from the skeleton, which is the same for an empty list and a list of one element.
     has_elements = bool(text.translate(None, b"[], \t\r\n"))
-    # `has_elements` is needed because an empty list and a list of one element have the same skeleton.
     if not _has_valid_nesting(skeleton, shape) or has_elements != bool(count):
-        # An element follows each bracket and each comma that no bracket follows; a number alone has neither.
+        # Each innermost list has one element more than commas.
         lists = skeleton.count(b"[]") + skeleton.count(b"[,")
         elements = skeleton.count(b",") - skeleton.count(b",[") + max(lists, 1) if has_elements else 0
         raise _make_count_error(name, shape, elements, is_nested=b"[[" in skeleton)
@@ -154,9 +150,9 @@ def decode_json(
             return np.array(msgspec.json.decode(text), dtype=object).reshape(shape)
         except (msgspec.MsgspecError, ValueError) as error:  # invalid UTF-8, which skipping over a string does not detect
             raise RequestRefusal(f"the data of input {name!r} are invalid: {error}") from None
-    array = np.empty(count, kind.dtype.numpy)
+    array = np.empty(count, DATATYPES[datatype].dtype.numpy)
     offset = filled = 0
-    # The nesting is valid, so the brackets can go: any piece between two commas is then a list of numbers.
+    # The nesting was checked, so the brackets are not needed: the text between any two commas is then a list of numbers.
     flat = text.translate(bytes.maketrans(b"[]", b"  "))
     while offset < len(flat) and count:
         end = flat.find(b",", offset + PIECE_SIZE)
@@ -171,9 +167,9 @@ def decode_json(
 
 
 def _has_valid_nesting(skeleton: bytes, shape: tuple[int, ...]) -> bool:
-    """Whether JSON without its elements is a flat list, has lists nested like ``shape``, or has no list for a single element."""
+    """Whether JSON without its elements is a flat list or nested like ``shape``. A single element needs no list."""
     count = math.prod(shape)
-    if 0 in shape:  # lists end at the first empty axis
+    if 0 in shape:  # an empty list has no inner lists
         shape = shape[: shape.index(0) + 1]
     for dims in ((count,), shape, *([()] if count == 1 else [])):
         expected = b""
@@ -193,10 +189,10 @@ def _parse_piece(name: str, datatype: str, text: bytes, parse: Callable[[bytes],
     dtype = DATATYPES[datatype].dtype.numpy
     try:
         data = msgspec.convert(parse(b"[%b]" % text), _JSON_ELEMENT_TYPES[dtype.kind])
-        # 2 must not become True, nor 1e39 an infinite FP32: first convert to a type that can hold these, then compare.
-        array = np.array(
-            data, {"b": np.uint8, "f": np.float64}.get(dtype.kind, dtype)
-        )  # OverflowError if an integer does not fit
+        # Convert to a wider type first: 2 must not become True, nor 1e39 an infinite FP32. An integer that does not fit raises
+        # OverflowError.
+        wide_types: dict[str, Any] = {"b": np.uint8, "f": np.float64}
+        array: Array = np.array(data, wide_types.get(dtype.kind, dtype))
         with np.errstate(over="ignore"):
             converted = array.astype(dtype)
         fits = np.isfinite(converted) == np.isfinite(array) if dtype.kind == "f" else converted == array
@@ -217,42 +213,38 @@ def _make_datatype_error(name: str, datatype: str) -> RequestRefusal:
 
 
 def _make_count_error(name: str, shape: tuple[int, ...], count: int, *, is_nested: bool) -> RequestRefusal:
-    return RequestRefusal(
-        f"input {name!r} has shape {list(shape)}, {math.prod(shape)} elements; its data have {count}"
-        + ", with another nesting" * is_nested
-    )
+    hint = ", with another nesting" if is_nested else ""
+    return RequestRefusal(f"input {name!r} has shape {list(shape)}, {math.prod(shape)} elements; its data have {count}{hint}")
 
 
 def encode_json(array: Array) -> Any:
-    """Convert an array to its elements in row-major order, as a list or as encoded JSON; `encode_document` accepts both.
+    """Convert an array to a list of its elements in row-major order, or to the JSON of the list; `encode_document` accepts both.
 
     NaN and infinities are written as in Python's json. Large tensors are encoded in pieces, so that other threads get the GIL.
     """
     flat = array.reshape(-1)
-    pieces = [flat[offset : offset + PIECE_SIZE] for offset in range(0, flat.size, PIECE_SIZE)]
-    special = [flat.dtype.kind == "f" and not np.isfinite(piece).all() for piece in pieces]
-    # A small list is encoded together with the rest of the response; msgspec would write null for NaN.
-    if len(pieces) <= 1 and not any(special):
-        return flat.tolist()
-    lists = (
-        json.dumps(piece.tolist()).encode() if is_special else msgspec.json.encode(piece.tolist())
-        for piece, is_special in zip(pieces, special, strict=True)
-    )
-    return msgspec.Raw(b"[%b]" % b",".join(text[1:-1] for text in lists))  # without the brackets of each piece
-
-
-# ---------------------------------------------------------------------- bytes
+    is_float = flat.dtype.kind == "f"
+    if flat.size <= PIECE_SIZE and not (is_float and not np.isfinite(flat).all()):
+        return flat.tolist()  # encoded together with the other fields of the response
+    lists = []
+    for offset in range(0, flat.size, PIECE_SIZE):
+        piece = flat[offset : offset + PIECE_SIZE]
+        # msgspec is faster, but writes null for NaN and infinities.
+        is_plain = not is_float or np.isfinite(piece).all()
+        text = msgspec.json.encode(piece.tolist()) if is_plain else json.dumps(piece.tolist()).encode()
+        lists.append(text[1:-1])  # without the brackets of the piece
+    return msgspec.Raw(b"[%b]" % b",".join(lists))
 
 
 def decode_binary(name: str, datatype: str, shape: tuple[int, ...], data: memoryview) -> Array:
-    """Decode the binary tensor of input ``name``. The array shares aligned memory with ``data``. Raises RequestRefusal."""
+    """Decode the binary tensor of input ``name``, without a copy if ``data`` is aligned. Raises RequestRefusal."""
     if datatype == "BYTES":
         return _decode_strings(name, shape, data)
     dtype = DATATYPES[datatype].dtype.numpy
     expected = math.prod(shape) * dtype.itemsize
     if len(data) != expected:
         raise RequestRefusal(f"input {name!r} is {datatype} of shape {list(shape)}, {expected} bytes; got {len(data)}")
-    # NumPy accepts other bytes, too, and the result would be invalid booleans.
+    # NumPy would make invalid booleans from other bytes.
     if datatype == "BOOL" and expected and np.frombuffer(data, np.uint8).max() > 1:
         raise RequestRefusal(f"input {name!r} is BOOL; its bytes must be 0 or 1")
     if not expected:
@@ -269,8 +261,7 @@ def _decode_strings(name: str, shape: tuple[int, ...], data: memoryview) -> Arra
     while len(strings) < count:
         size = int.from_bytes(data[offset : offset + 4], "little")
         offset += 4
-        # Also true if fewer than four bytes were left for the length.
-        if offset + size > len(data):
+        if offset + size > len(data):  # also if fewer than four bytes were left for the length
             break
         try:
             strings.append(str(data[offset : offset + size], "utf-8"))
@@ -279,14 +270,14 @@ def _decode_strings(name: str, shape: tuple[int, ...], data: memoryview) -> Arra
         offset += size
     if len(strings) != count or offset != len(data):
         raise RequestRefusal(
-            f"input {name!r} is BYTES of shape {list(shape)}: {count} elements, each with its length in four bytes before it; "
-            f"its {len(data)} bytes are not"
+            f"input {name!r} is BYTES of shape {list(shape)}: {count} elements, each after its length in four bytes; "
+            f"its {len(data)} bytes have another format"
         )
     return np.array(strings, dtype=object).reshape(shape)
 
 
 def encode_binary(array: Array) -> bytes | memoryview:
-    """Encode an array as a binary tensor: row-major and little-endian. The array is not copied if it has this layout already."""
+    """Encode an array as a binary tensor, which is row-major and little-endian; copy the array only if it has another layout."""
     if array.dtype == object:
         strings = [str(item).encode() for item in array.flat]
         return b"".join(part for text in strings for part in (struct.pack("<I", len(text)), text))
@@ -295,7 +286,7 @@ def encode_binary(array: Array) -> bytes | memoryview:
 
 
 JSON_SIZE_HEADER = b"inference-header-content-length"
-"""The HTTP header with the size of the JSON, in bytes, if binary tensors follow it."""
+"""The HTTP header with the size of the JSON in bytes, which is sent if binary tensors follow the JSON."""
 
 
 class _InputTensor(msgspec.Struct):
@@ -304,7 +295,7 @@ class _InputTensor(msgspec.Struct):
     datatype: str
     parameters: dict[str, Any] = {}
     data: msgspec.Raw = msgspec.Raw()
-    """The elements, not decoded yet; empty if the tensor is binary."""
+    """The undecoded JSON of the elements; empty if the tensor is binary."""
 
 
 class _RequestedOutput(msgspec.Struct):
@@ -313,8 +304,6 @@ class _RequestedOutput(msgspec.Struct):
 
 
 class _RequestDocument(msgspec.Struct):
-    """The JSON of an inference request."""
-
     inputs: list[_InputTensor]
     id: str = ""
     parameters: dict[str, Any] = {}
@@ -328,21 +317,17 @@ encode_document = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """An inference request, decoded from HTTP or gRPC."""
-
     inputs: Mapping[str, Array]
     id: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     outputs: Mapping[str, bool] = field(default_factory=dict)
-    """The requested outputs by name; True if the output is sent as a binary tensor. Empty if all outputs are requested."""
+    """Maps each requested output to whether it is sent as a binary tensor. Empty if all outputs are requested."""
     is_binary: bool = False
     """Whether outputs that are not in `outputs` are sent as binary tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class InferResponse:
-    """An inference response, to be encoded for HTTP or gRPC."""
-
     model: str
     version: str
     outputs: Mapping[str, Array]
@@ -351,14 +336,11 @@ class InferResponse:
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
-# ---------------------------------------------------------------------- requests
-
-
 def decode_request(body: bytes, json_size: bytes | None, limit: int) -> InferRequest:
     """Decode the body of an inference request: JSON, followed by the binary tensors if there are any.
 
-    ``json_size`` is the value of `JSON_SIZE_HEADER`, or None if the request lacks this header and the whole body is JSON. Raises
-    RequestRefusal for an invalid request, and for a tensor of more than ``limit`` elements.
+    ``json_size`` is the value of `JSON_SIZE_HEADER`; None means that the whole body is JSON. Raises RequestRefusal for an invalid
+    request, and for a tensor of more than ``limit`` elements.
     """
     length = len(body) if json_size is None else _parse_json_size(json_size, len(body))
     content = memoryview(body)
@@ -380,9 +362,9 @@ def decode_request(body: bytes, json_size: bytes | None, limit: int) -> InferReq
 
 
 def _parse_json_size(header: bytes, body_size: int) -> int:
-    """Parse the value of `JSON_SIZE_HEADER`, which must be from 1 to ``body_size``; raises RequestRefusal."""
-    # A number with more digits than the body size is too large; int() raises ValueError for very long ones.
-    length = int(header) if header.isdigit() and len(header) < len(str(body_size)) + 1 else -1
+    """Parse the value of `JSON_SIZE_HEADER`; raises RequestRefusal unless it is from 1 to ``body_size``."""
+    # A number with more digits than the body size is too large, and int() raises ValueError for thousands of digits.
+    length = int(header) if header.isdigit() and len(header) <= len(str(body_size)) else -1
     if not 0 < length <= body_size:
         quoted = header[:_MAX_QUOTED_CHARS].decode("latin-1")
         raise RequestRefusal(f"Inference-Header-Content-Length is {quoted!r}; it must be the size of the JSON, 1 to {body_size}")
@@ -390,16 +372,13 @@ def _parse_json_size(header: bytes, body_size: int) -> int:
 
 
 def _decode_document(text: memoryview) -> tuple[_RequestDocument, Callable[[bytes], Any]]:
-    """Decode the JSON of a request except the tensors' ``data``, which stays raw; return it and the parser for ``data``.
-
-    The parser is a slower one if the JSON has NaN or infinities.
-    """
+    """Decode the JSON of a request except the tensors' ``data``; return the document and the function that parses ``data``."""
     try:
         try:
             return _DECODER.decode(text), msgspec.json.decode
         except msgspec.ValidationError:  # a subclass of DecodeError: the JSON is valid, but not a request
             raise
-        except msgspec.DecodeError:  # it may have NaN and infinities, which are not JSON, but Python clients send them
+        except msgspec.DecodeError:  # Python clients send NaN and infinities, which are not JSON
             return _DECODER.decode(_replace_non_finite(bytes(text))), _load_non_finite
     except RecursionError:
         raise RequestRefusal("the request's JSON is nested too deeply") from None
@@ -422,14 +401,14 @@ def _replace_non_finite(text: bytes) -> bytes:
 
 
 def _load_non_finite(text: bytes) -> Any:
-    """Parse JSON that `_replace_non_finite` returned. NaN and infinities are restored."""
+    """Parse JSON that `_replace_non_finite` returned, with NaN and infinities restored."""
     for literal, number in _NON_FINITE.items():
         text = text.replace(number, literal)
     return json.loads(text)
 
 
 def _read_flag(parameters: Mapping[str, Any], name: str, owner: str, default: bool) -> bool:
-    """The value of a boolean parameter; raises RequestRefusal if it is not a bool. ``owner`` is for the message only."""
+    """Get a boolean parameter; raises RequestRefusal for another type. ``owner`` describes its owner in the message."""
     flag = parameters.get(name, default)
     if not isinstance(flag, bool):
         raise RequestRefusal(f"parameter {name!r} of {owner} must be true or false")
@@ -454,10 +433,10 @@ def _decode_input(tensor: _InputTensor, rest: memoryview, limit: int, parse: Cal
 
 
 class ControlRequest(msgspec.Struct):
-    """A request to list, load or unload models, as JSON of Triton's model repository extension."""
+    """A request to list, load or unload models, as defined by Triton's model repository extension."""
 
     ready: bool = False
-    """List only the models that are ready."""
+    """Whether to list only the models that are ready."""
     parameters: dict[str, Any] = {}
 
 
@@ -477,19 +456,16 @@ def check_no_files(parameters: Mapping[str, Any]) -> None:
         )
 
 
-# ---------------------------------------------------------------------- responses
-
-
 def make_json_output_error(name: str, datatype: str) -> RequestRefusal:
-    """Create the error for an output that is requested as JSON although JSON has no form for its datatype."""
+    """Make the error for an output that is requested as JSON, though JSON cannot represent its datatype."""
     return RequestRefusal(f"output {name!r} is {datatype}, which JSON cannot hold; request it with binary_data")
 
 
 def encode_response(request: InferRequest, response: InferResponse) -> tuple[int | None, list[bytes | memoryview]]:
     """Encode a response. Return the size of its JSON, or None if no tensor is binary, and the parts of the body.
 
-    The first part is the JSON, and each binary tensor is a further part. Raises RequestRefusal if an output is requested as JSON
-    although JSON has no form for its datatype.
+    The first part is the JSON, and each binary tensor is another part. Raises RequestRefusal if an output is requested as JSON,
+    though JSON cannot represent its datatype.
     """
     outputs = []
     binary_parts = []
@@ -504,6 +480,9 @@ def encode_response(request: InferRequest, response: InferResponse) -> tuple[int
             raise make_json_output_error(name, response.datatypes[name])
         outputs.append(tensor)
     document: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
-    document |= ({"id": request.id} if request.id else {}) | ({"parameters": response.parameters} if response.parameters else {})
+    if request.id:
+        document["id"] = request.id
+    if response.parameters:
+        document["parameters"] = response.parameters
     head = encode_document({**document, "outputs": outputs})
     return (len(head) if binary_parts else None), [head, *binary_parts]

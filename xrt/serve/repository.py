@@ -1,4 +1,4 @@
-"""The served models by name and version: opened from modules, bundles or ONNX files, and loaded again or unloaded on request."""
+"""The served models by name and version, which are modules, bundles or ONNX files; load and unload them while serving."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ _VALID_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 def open_module(path: str | os.PathLike[str], options: Mapping[str, Any]) -> XRTModule:
     """Open a bundle or an ONNX file; ``options`` are keywords of `xrt.load` or XRTModule.
 
-    The option ``engine`` selects the engines of an ONNX file. A bundle names its engines itself, but an engine with options that
-    may name files or code is only accepted if ``engine`` lists it, too. The option ``threads`` defaults to the thread budget that
-    a bundle was tuned for. Raises BundleError or ModelError if the file is missing or damaged.
+    The option ``engine`` selects the engines of an ONNX file. A bundle names its engines, but an engine with options that may
+    name files or code is only accepted if ``engine`` lists it, too. The option ``threads`` defaults to the thread budget that a
+    bundle was tuned for. Raises BundleError or ModelError if the file is missing or damaged.
     """
     if os.fspath(path).endswith(".onnx") and not is_bundle(path):
         return XRTModule(path, **options)
     engines = options.get("engine", ())
-    trusted = [engine for engine in ([engines] if isinstance(engines, str) else engines) if why_forbidden(str(engine), "bundle")]
+    engines = [engines] if isinstance(engines, str) else engines
+    trusted = [engine for engine in engines if why_forbidden(str(engine), "bundle")]
     serving = read_serving(BundleFile(path)) if is_bundle(path) else None
-    tuned = {} if serving is None else {"threads": serving.threads}
-    return load(path, **{**tuned, **options, "engine": trusted})
+    defaults = {} if serving is None else {"threads": serving.threads}
+    return load(path, **{**defaults, **options, "engine": trusted})
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ class _Entry:
 
     @property
     def why_not_ready(self) -> str:
-        """The reason why the model does not accept requests; empty if it is in service."""
+        """Why the model does not accept requests; empty if it is in service."""
         return self.reason if self.served is None else self.served.why_not_ready
 
     def describe(self) -> dict[str, str]:
@@ -70,10 +71,10 @@ class _Entry:
 class Repository:
     """The served models, each with one or more versions; the highest version is the default.
 
-    ``models`` is a module, a path, or a list of paths; models are then named after their files. Or it is a mapping from names to
-    a module, to a path, or to a mapping from versions to these. Paths are opened by `open_module` with ``module_options``. If a
-    model cannot be served, the error is logged and the others are served. Raises OptionError for an invalid name, and the error
-    of the first model if none can be served.
+    ``models`` is a module, a path, or a list of paths, and the models are named after their files. Or it maps names to modules,
+    to paths, or to mappings from versions to modules or paths. Paths are opened by `open_module` with ``module_options``. If a
+    model cannot be opened, the error is logged and the other models are served. Raises OptionError for an invalid name, and the
+    error of the first model if no model can be opened.
     """
 
     def __init__(self, models: Any, options: ServingOptions, metrics: Metrics, module_options: Mapping[str, Any]) -> None:
@@ -109,7 +110,7 @@ class Repository:
                 _log.error("model %s, version %s, is not served: %s", entry.name, entry.version, entry.reason)
 
     def _open(self, entry: _Entry) -> ServedModel:
-        """Open the module of an entry for serving, without testing it. Raises OptionError and the errors of `open_module`."""
+        """Open the module of an entry, without testing it. Raises OptionError and the errors of `open_module`."""
         module, reopen = entry.source, None
         if isinstance(entry.source, str | os.PathLike):
             reopen = partial(open_module, entry.source, self._module_options)
@@ -126,7 +127,7 @@ class Repository:
             raise
 
     def start(self) -> asyncio.Task[None]:
-        """Start to prepare the models, once. The returned task ends when each is in service or has a reason why it is not."""
+        """Start to prepare the models, once. Each model is in service, or has a `why_not_ready`, when the returned task ends."""
         if self._preparing is None:
             self._preparing = asyncio.ensure_future(self._prepare_all())
         return self._preparing
@@ -137,13 +138,11 @@ class Repository:
 
     async def close(self) -> None:
         """Finish accepted requests, take all models out of service, and close the modules that were opened here."""
-        # Wait, because a model must not be closed during its self-test, and because loads in progress add models to close.
+        # A model must not be closed during its self-test, and loads in progress add models to close.
         if self._preparing is not None:
             await self._preparing
         await self.wait_for_changes()
         await asyncio.gather(*(model.close() for model in self))
-
-    # ------------------------------------------------------------------ queries
 
     def _list_entries(self, name: str | None = None) -> list[_Entry]:
         names = self._entries if name is None else [name]
@@ -153,14 +152,14 @@ class Repository:
         return iter([entry.served for entry in self._list_entries() if entry.served is not None])
 
     def find(self, name: str, version: str | None) -> ServedModel:
-        """Find a served model. ``version`` defaults to the highest that is served. Raises RequestRefusal if there is none."""
+        """Find a served model; ``version`` defaults to the highest served one. Raises RequestRefusal if it is not served."""
         entry = self.find_entry(name, version)
         if entry.served is None:
             raise RequestRefusal(f"model {name!r} is not served: {entry.reason}", Status.NOT_FOUND)
         return entry.served
 
     def select(self, name: str, version: str) -> list[ServedModel]:
-        """List the served models of this name and version; an empty string selects all. Raises RequestRefusal if none is."""
+        """List the served models of a name and version; an empty string selects all. Raises RequestRefusal for an unknown one."""
         if not name:
             return list(self)
         versions = [version] if version else self.list_versions(self.find(name, None).name)
@@ -169,8 +168,10 @@ class Repository:
     def find_entry(self, name: str, version: str | None) -> _Entry:
         """Find a version of a model, whether it is served or not; raises RequestRefusal if it is not configured."""
         versions = self._find_versions(name)
-        # If no version is served, return the first one, whose reason is reported to the client.
-        version = version or next(reversed(self.list_versions(name)), next(iter(versions)))
+        if not version:
+            # If no version is served, return the first one, whose reason is reported to the client.
+            served = self.list_versions(name)
+            version = served[-1] if served else next(iter(versions))
         if version not in versions:
             version_list = ", ".join(versions)
             raise RequestRefusal(f"model {name!r} has no version {version[:200]!r}; it has: {version_list}", Status.NOT_FOUND)
@@ -182,36 +183,34 @@ class Repository:
         return self._entries[name]
 
     def list_versions(self, name: str) -> list[str]:
-        """List the served versions of a model in ascending order. Numbers are in numeric order, after all other versions."""
+        """List the served versions of a model in ascending order: first versions that are not numbers, then numbers by value."""
         versions = [entry.version for entry in self._list_entries(name) if entry.served is not None]
-        return sorted(versions, key=lambda version: (version.isdecimal(), int(version) if version.isdecimal() else 0, version))
+        numbers = sorted((version for version in versions if version.isdecimal()), key=int)
+        return sorted(version for version in versions if not version.isdecimal()) + numbers
 
     def list_names(self) -> dict[str, list[str]]:
-        """List the served versions of each model, by its name."""
         return {name: versions for name in self._entries if (versions := self.list_versions(name))}
 
-    # ------------------------------------------------------------------ model control
-
     def list_index(self, *, ready: bool = False) -> list[dict[str, str]]:
-        """Describe all configured versions in the form of Triton's repository index; with ``ready`` only those in service."""
+        """Describe all configured versions, or with ``ready`` those in service, as Triton's repository index."""
         return [entry.describe() for entry in self._list_entries() if not ready or not entry.why_not_ready]
 
     async def load(self, name: str) -> None:
         """Load the files of all versions of a model and serve them; raises RequestRefusal if that fails.
 
-        Each version serves its old files until the new ones have passed the self-test; if they fail it, the old ones stay in
-        service. A model that was passed as a module has no files to load, so it is only served again if it was unloaded.
+        The old files of a version are served until the new files have passed the self-test; if they fail, the old files stay in
+        service. A model that was passed as a module has no files: it is only served again if it was unloaded.
         """
         self._check_control_allowed(name)
         await self._run_to_end(self._load, name)
 
     async def unload(self, name: str) -> None:
-        """Take all versions of a model out of service, and close them after their requests; raises RequestRefusal if unknown."""
+        """Take all versions of a model out of service, and close them after their requests. Raises RequestRefusal."""
         self._check_control_allowed(name)
         await self._run_to_end(self._unload, name)
 
     async def reload(self) -> None:
-        """Load the files of all models again. If that fails for one, the reason is logged and its old files stay in service."""
+        """Load the files of all models again. A model whose files fail to load stays in service, and the reason is logged."""
         await self._run_to_end(self._reload)
 
     def _check_control_allowed(self, name: str) -> None:
@@ -222,9 +221,9 @@ class Repository:
             )
 
     async def _run_to_end(self, change: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        """Run a load or unload, ``change(*args)``, after those that started before it. It goes on if the client disconnects.
+        """Run ``change(*args)``, which loads or unloads models, after earlier changes, and even if the client disconnects.
 
-        Otherwise a cancelled load would leave an open module that is not served, and a cancelled unload one that is never closed.
+        A cancelled load would leave an open module that is not served, and a cancelled unload a module that is never closed.
         """
 
         async def run() -> None:
@@ -244,16 +243,14 @@ class Repository:
     async def _load(self, name: str) -> None:
         for entry in self._list_entries(name):
             old = entry.served
-            # It is in service, and it has no files that could have changed.
             if old is not None and isinstance(entry.source, XRTModule):
-                continue
+                continue  # the model is in service, and has no files that could have changed
             entry.served = await self._prepare(entry)
-            # Not before: until here the gauges must report the old model.
-            entry.served.show_metrics()
+            entry.served.show_metrics()  # until now, the gauges had to report the old model
             if old is not None:
                 # Sessions of the old model are lost; their clients get status 410 with this reason.
                 entry.served.sessions.forget_sessions_of(old.sessions, "the model was loaded again")
-                await old.close()  # this ends, since new requests already go to the new model and the old queue only shrinks
+                await old.close()  # the old queue only shrinks, since new requests go to the new model
 
     async def _prepare(self, entry: _Entry) -> ServedModel:
         """Open and test the model of an entry; raises RequestRefusal if it cannot be served."""
@@ -292,11 +289,13 @@ class Repository:
 
 
 def _iterate_models(models: Any) -> Iterator[_Entry]:
-    """Yield an entry for each model of the argument of `Repository`. A model without a version gets the version "1"."""
-    if isinstance(models, Mapping):
-        for name, source in models.items():
-            versions = source if isinstance(source, Mapping) else {"1": source}
-            yield from (_Entry(str(name), str(version), model) for version, model in versions.items())
+    """Yield an entry for each model in the argument ``models`` of `Repository`. The default version is "1"."""
+    if not isinstance(models, Mapping):
+        sources = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
+        for source in sources:
+            yield _Entry(Path(source).stem if isinstance(source, str | os.PathLike) else "model", "1", source)
         return
-    for model in models if isinstance(models, Sequence) and not isinstance(models, str) else [models]:
-        yield _Entry(Path(model).stem if isinstance(model, str | os.PathLike) else "model", "1", model)
+    for name, value in models.items():
+        versions = value if isinstance(value, Mapping) else {"1": value}
+        for version, source in versions.items():
+            yield _Entry(str(name), str(version), source)

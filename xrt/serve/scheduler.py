@@ -1,4 +1,4 @@
-"""The request queue of a model: compatible requests are joined into batches, and calls run in a bounded thread pool.
+"""The request queue of a model: join compatible requests into batches, and run calls in a bounded thread pool.
 
 Everything except the calls runs on the event loop, so no locks are needed.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Values = tuple[Array, ...]
 """Inputs or outputs of a call, in order."""
 _TRIAL_DIMS = (8, 3, 64, 224, 1)
-"""Dimensions to try for dynamic axes other than the rows. There are several because a model may work for some of them only.
+"""Dimensions to try for dynamic axes other than the rows, because a model may not work for every dimension.
 
 1 is last because it can hide that a model mixes rows: for example, transposing a single column changes nothing.
 """
@@ -49,15 +49,15 @@ def why_not_batchable(inputs: Sequence[Value], outputs: Sequence[Value]) -> str:
     dims = {dim for dim in leading_dims.values() if dim is not None}
     input_dims = {leading_dims[value.name] for value in inputs}
     if len(input_dims) > 1 or len(dims) > 1:
-        # Inputs with different first axes have no common rows, and an output whose first axis differs cannot be split by rows.
+        # Inputs with different first axes have no common rows, and an output with another first axis cannot be split by rows.
         return f"its first axes differ: {', '.join(f'{name!r} has {dim}' for name, dim in leading_dims.items())}"
     return ""
 
 
 def count_joinable_rows(values: Values) -> int:
-    """Count the rows of a request, which all its inputs must have. Return 0 if they differ: the request must then run alone.
+    """Count the rows of a request. Return 0 if its inputs have different numbers of rows, so that it must run alone.
 
-    The reason is broadcasting: an input of one row would be combined with the rows of other requests in the batch.
+    The model may broadcast an input of one row, and in a batch would combine it with rows of other requests.
     """
     rows = {array.shape[0] if array.ndim else 0 for array in values}
     return rows.pop() if len(rows) == 1 else 0
@@ -66,18 +66,18 @@ def count_joinable_rows(values: Values) -> int:
 def explain_mixed_rows(call: Callable[..., Values], function: Function, sizes: Sequence[int], *, rounds_up: bool) -> str:
     """Run a trial of batching; return why requests cannot be joined, or an empty string if they can.
 
-    The trial runs two random requests with different numbers of rows, first alone and then joined, and compares the results. It
-    does this again with the second request full of NaN, which must not reach the results of the first. With ``rounds_up`` each
-    batch size of ``sizes`` is tried, and thereby compiled, otherwise only the largest. If the model has further dynamic axes, the
-    trial is repeated until it has worked for two dimensions of these. ``function`` has the model's inputs. Its nodes may be
-    missing: they are only read for the valid values of an input, such as categories.
+    The trial runs two random requests with different numbers of rows, first alone and then joined, and compares the results. Then
+    the second request is full of NaN, which must not reach the results of the first one. With ``rounds_up`` each batch size of
+    ``sizes`` is tried, and thereby compiled, otherwise only the largest. If there are other dynamic axes than the rows, the trial
+    must work for two dimensions of these axes. ``function`` has the model's inputs; its nodes are optional and restrict the
+    random values of an input, for example to categories.
     """
     shapes = [value.type.shape or () for value in function.inputs if isinstance(value.type, TensorType)]
     has_dynamic_axes = any(not isinstance(dim, int) for shape in shapes for dim in shape[1:])
     passed = 0
     failure = ""
     for trial_dim in _TRIAL_DIMS if has_dynamic_axes else _TRIAL_DIMS[:1]:
-        # The dimension 1 proves little: it is tried only if no other one worked.
+        # Try the dimension 1, which proves little, only if no other dimension worked.
         if passed == 2 or (passed and trial_dim == 1):
             break
         try:
@@ -96,19 +96,19 @@ def _explain_batch_difference(
 ) -> str:
     """Run requests alone and joined to a batch of at most ``size`` rows; explain how the results differ, or return "".
 
-    ``trial_dim`` is the dimension of dynamic axes other than the rows. The batch is padded to the next of ``padded_sizes``.
+    ``trial_dim`` is the dimension of dynamic axes other than the rows. ``padded_sizes`` are the ``sizes`` of `join_and_split`.
     """
-    rows = (1, 2) if size > 2 else (1,) * size
+    rows = {1: (1,), 2: (1, 1)}.get(size, (1, 2))
     requests = [_sample_request(function, seed, trial_dim, count) for seed, count in enumerate(rows)]
     expected = [call(*values) for values in requests]
     reason = _explain_difference(expected, join_and_split(call, requests, rows, padded_sizes))
     if reason or size == 1:
         return reason
-    # NaN shows even a dependency too weak for the comparison above: it reaches every value that depends on it.
+    # NaN reaches every value that depends on it, even if the dependency is too weak for the comparison above.
     nan_request = tuple(np.full_like(array, np.nan) if array.dtype.kind == "f" else array for array in requests[1])
     try:
         return _explain_difference(expected[:1], join_and_split(call, [requests[0], nan_request], rows, padded_sizes)[:1])
-    except (XRTError, ValueError):  # harmless: `run_batch` repeats a failed batch request by request, so nothing is mixed
+    except (XRTError, ValueError):  # harmless: `run_batch` runs the requests of a failed batch one by one
         return ""
 
 
@@ -125,25 +125,23 @@ def _sample_request(function: Function, seed: int, trial_dim: int, rows: int) ->
     leading_dims = {type_.shape[0] for type_ in types.values() if type_.shape} - {None}
     static_inputs = []
     for name, type_ in types.items():
-        # The symbol of the rows may also be the dimension of another axis.
+        # Another axis may have the same symbolic dimension as the rows.
         dims = [dim if isinstance(dim, int) else rows if dim in leading_dims else trial_dim for dim in (type_.shape or ())[1:]]
         static_inputs.append(Value(name, type_.with_shape((rows, *dims))))
     return tuple(sample_inputs(function.replace(inputs=tuple(static_inputs)), seed).values())
 
 
-# ---------------------------------------------------------------------- on a thread of the pool
-
-
 def run_batch(
     call: Callable[..., Values], requests: Sequence[Values], rows: Sequence[int], sizes: Sequence[int] = ()
 ) -> list[Values | BaseException]:
-    """Run requests, of which ``rows`` has the numbers of rows; return the results of each, or its exception.
+    """Run requests with these numbers of ``rows``; return the results or the exception of each request.
 
-    Several requests are joined along the first axis to one call. The batch is padded to the next of ``sizes``, if there are any,
-    by repeating its last row. If this call fails, each request runs alone, so that none fails because of another.
+    Several requests are joined to one call, see `join_and_split`. If this call fails, each request runs alone, so that no request
+    fails because of another one.
     """
-    if len(requests) > 1 or (sizes and rows[0] not in sizes and rows[0] < max(sizes)):
-        with suppress(Exception):  # if it fails, the requests run one by one below, and each gets its own error
+    needs_padding = bool(sizes) and rows[0] not in sizes and rows[0] < max(sizes)
+    if len(requests) > 1 or needs_padding:
+        with suppress(Exception):
             return list(join_and_split(call, requests, rows, sizes))
     results: list[Values | BaseException] = []
     for values in requests:
@@ -157,15 +155,18 @@ def run_batch(
 def join_and_split(
     call: Callable[..., Values], requests: Sequence[Values], rows: Sequence[int], sizes: Sequence[int] = ()
 ) -> list[Values]:
-    """Join the requests to one call, padded as in `run_batch`; return the results of each request.
+    """Join the requests along the first axis to one call; return the results of each request.
 
-    Raises ValueError if an output does not have the rows of the inputs, so that it cannot be split.
+    The batch is padded to the next of ``sizes``, if there are any, by repeating its last row. Raises ValueError if an output does
+    not have the rows of the inputs, so that it cannot be split.
     """
     count = sum(rows)
     padding = min((size for size in sizes if size >= count), default=count) - count
-    columns = [list(arrays) for arrays in zip(*requests, strict=True)]
-    pads = [[np.repeat(arrays[-1][-1:], padding, axis=0)] if padding else [] for arrays in columns]
-    results = call(*(np.concatenate([*arrays, *pad]) for arrays, pad in zip(columns, pads, strict=True)))
+    batch = []
+    for arrays in zip(*requests, strict=True):
+        last_row = arrays[-1][-1:]
+        batch.append(np.concatenate([*arrays, np.repeat(last_row, padding, axis=0)]))
+    results = call(*batch)
     ends = np.cumsum(rows)
     if any(array.ndim == 0 or array.shape[0] != count + padding for array in results):
         raise ValueError("the outputs do not have the rows of the inputs")
@@ -185,7 +186,7 @@ class _QueuedRequest:
 
 
 class Limit:
-    """Limits how many requests are processed at once. ``message`` follows their number in the error of further requests."""
+    """Limits the number of requests that are processed at once. In the error, ``message`` follows this number."""
 
     def __init__(self, message: str) -> None:
         self._message = message
@@ -267,8 +268,6 @@ class Scheduler:
         """Stop the threads; running calls finish normally."""
         self._pool.shutdown(wait=False)
 
-    # ------------------------------------------------------------------ on the thread of the event loop
-
     def _start_calls(self) -> None:
         """Start batches while an instance is free. Set a timer if the first request still waits for its batch to fill."""
         while self._queue and self.running < self._instances:
@@ -277,7 +276,7 @@ class Scheduler:
                 break
             if batch := self._take_batch():
                 self._start(batch)
-        # Checked here and not only at the end of a call, because cancelled requests leave the queue without one.
+        # Checked here and not only at the end of a call, because cancelled requests leave the queue without a call.
         if self._idle is not None and not self._queue and not self.running:
             self._idle.set()
 
@@ -286,7 +285,7 @@ class Scheduler:
         self._start_calls()
 
     def _compute_wait(self) -> float:
-        """Compute the seconds for which the first request still waits for its batch to fill; 0 or less if it can start."""
+        """Compute how many seconds the first request still waits for its batch to fill; 0 or less if it can start."""
         first = self._queue[0]
         if self._max_wait == 0 or first.key is None:
             return 0.0
@@ -294,24 +293,24 @@ class Scheduler:
         return 0.0 if is_full else self._max_wait - (time.perf_counter() - first.enqueued)
 
     def _take_batch(self) -> list[_QueuedRequest]:
-        """Remove the first request and all that fit into its batch from the queue; return those that are not cancelled."""
+        """Remove the first request and those that fit into its batch from the queue; return them without cancelled requests."""
         first = self._queue.popleft()
         if first.key is None:
             return [] if first.future.cancelled() else [first]
-        # Requests that do not fit keep their order in the queue.
-        batch, rows, rest = [first], first.rows, []
+        batch, rows = [first], first.rows
+        skipped: list[_QueuedRequest] = []
         while self._queue and rows < self._max_rows:
-            other = self._queue.popleft()
-            if other.key == first.key and rows + other.rows <= self._max_rows:
-                batch.append(other)
-                rows += other.rows
+            request = self._queue.popleft()
+            if request.key == first.key and rows + request.rows <= self._max_rows:
+                batch.append(request)
+                rows += request.rows
             else:
-                rest.append(other)
+                skipped.append(request)
         # Round down to one of the sizes; the removed requests go to the next batch.
         while self._sizes and len(batch) > 1 and rows not in self._sizes:
-            rest.insert(0, batch.pop())
-            rows -= rest[0].rows
-        self._queue.extendleft(reversed(rest))
+            skipped.insert(0, batch.pop())
+            rows -= skipped[0].rows
+        self._queue.extendleft(reversed(skipped))  # in their old order
         return [request for request in batch if not request.future.cancelled()]
 
     def _start(self, batch: list[_QueuedRequest]) -> None:
@@ -323,17 +322,17 @@ class Scheduler:
                 request.on_start()
         sizes = self._sizes if batch[0].key is not None else ()  # a request without a key is not padded
         values, rows = [request.values for request in batch], [request.rows for request in batch]
-        running = self._pool.submit(run_batch, batch[0].call, values, rows, sizes)
+        call = self._pool.submit(run_batch, batch[0].call, values, rows, sizes)
         loop = asyncio.get_running_loop()
         finish = partial(self._finish, batch, started)
-        # `_finish` must run on the event loop, where all state is changed.
-        running.add_done_callback(lambda done: loop.call_soon_threadsafe(finish, done))
+        # `_finish` must run on the event loop, where all fields are changed.
+        call.add_done_callback(lambda call: loop.call_soon_threadsafe(finish, call))
 
-    def _finish(self, batch: list[_QueuedRequest], started: float, done: Future[list[Values | BaseException]]) -> None:
-        """Pass the results of a batch, from the future ``done``, to the futures of its requests; then start the next calls."""
+    def _finish(self, batch: list[_QueuedRequest], started: float, call: Future[list[Values | BaseException]]) -> None:
+        """Pass the results of a finished call to the futures of its requests; then start the next calls."""
         self.running -= 1
         self._metrics.note_batch(len(batch), sum(request.rows for request in batch), time.perf_counter() - started)
-        for request, result in zip(batch, done.result(), strict=True):
+        for request, result in zip(batch, call.result(), strict=True):
             if request.future.cancelled():  # while the call ran
                 continue
             if isinstance(result, BaseException):

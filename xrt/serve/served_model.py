@@ -1,4 +1,4 @@
-"""One served version of a model: its tensors, readiness, options and sessions, and the path from a request to a call."""
+"""One served version of a model: its tensors, readiness, options and sessions, and the handling of a request."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ STARTING = "it is being prepared"
 class ServedModel:
     """One version of a model: its modules, its queue, and its sessions if it has state.
 
-    All instances share ``module`` if it can run several calls at once. Otherwise ``open_again`` opens a further module for each
+    All instances share ``module`` if it can run several calls at once. Otherwise ``open_again`` opens another module for each
     instance. If ``open_again`` is None, ``module`` belongs to the caller; otherwise `close` closes all modules. Use the object
-    from the event loop only; calls of the model run in threads. Raises OptionError for a module that the protocol cannot
-    describe, or for batches that its shapes do not allow.
+    from the event loop only; calls of the model run in threads. Raises OptionError for a type that the protocol does not have,
+    and for a batch size if the shapes do not allow batches.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ServedModel:
                 f"output {repeated!r} of model {name!r} is listed twice, but the protocol requires unique names; rename one"
             )
         self._datatypes = {value.name: _name_datatype(name, value) for value in (*self.inputs, *self.outputs)}
-        # If the model does not allow batches, it is an error if the operator requested them; batches from tuning are dropped.
+        # If the model does not allow batches, batches that the operator requested are an error; batches from tuning are dropped.
         self._is_batch_requested = options.batch is not None
         options = options.complete(module.serving)
         reason = "it has state" if self.stateful else why_not_batchable(self.inputs, self.outputs)
@@ -92,12 +92,12 @@ class ServedModel:
             self._instances, options.max_queue, self.metrics, sizes=options.sizes, rounds_up=options.rounds_up, max_wait=max_wait
         )
         self._free_modules: SimpleQueue[XRTModule] = SimpleQueue()
-        """The module of each instance that runs no call. A module that instances share is in it several times."""
+        """The module of each idle instance. A module that several instances share is in the queue several times."""
         self.sessions = SessionTable(module.new_session, options.max_sessions, options.session_idle, options.explicit_sessions)
         self._received_bytes = 0
-        """Bytes in memory of the bodies of requests that are not answered yet."""
+        """Size of the bodies of all requests that are not answered yet."""
         self._request_limit = Limit("requests are under way, and no more are accepted")
-        """Counts the requests that are not answered yet and whose body is complete."""
+        """Counts requests from the end of their body to the end of the response."""
 
     def show_metrics(self) -> None:
         """Make the gauges report this model; call it when the model goes into service."""
@@ -111,7 +111,7 @@ class ServedModel:
         )
 
     def describe(self, versions: list[str]) -> dict[str, Any]:
-        """Describe the model as the protocol's metadata. ``versions`` lists the served versions of its name."""
+        """Describe the model as the protocol's metadata. ``versions`` lists all served versions of the model."""
         inputs, outputs = (list(map(self.describe_tensor, values)) for values in (self.inputs, self.outputs))
         return {"name": self.name, "versions": versions, "platform": "xrt", "inputs": inputs, "outputs": outputs}
 
@@ -121,10 +121,8 @@ class ServedModel:
         dims = [-1] if shape is None else [dim if isinstance(dim, int) else -1 for dim in shape]
         return {"name": value.name, "datatype": self._datatypes[value.name], "shape": dims}
 
-    # ------------------------------------------------------------------ before requests
-
     async def prepare(self) -> None:
-        """Compile and test the model and put it in service. If that fails, `why_not_ready` has the reason afterwards."""
+        """Compile and test the model, and put it in service. If this fails, set `why_not_ready` to the reason."""
         try:
             self.why_not_ready = await asyncio.to_thread(self._test_instances)
         except Exception as error:  # noqa: BLE001  # other models stay in service
@@ -146,7 +144,7 @@ class ServedModel:
         return reason
 
     def _why_not_servable(self, module: XRTModule) -> str:
-        """Test and compile a module and try its batches; return why this failed, or an empty string."""
+        """Test and compile a module, and try its batches; return why this failed, or an empty string."""
         try:
             module.run_self_test()
         except XRTError as error:
@@ -157,7 +155,7 @@ class ServedModel:
             _log.info("model %s has dynamic shapes and is compiled for those of the first request", self.name)
         if self.options.sizes:
             call = partial(_call_module, module)
-            # Nodes are only needed for string inputs, whose valid values they may list; otherwise they are not read.
+            # The nodes are only needed to choose valid strings.
             has_strings = "BYTES" in {self._datatypes[value.name] for value in self.inputs}
             function = module.source.get_declared_function() if has_strings else Function(self.inputs, ())
             reason = explain_mixed_rows(call, function, self.options.sizes, rounds_up=self.options.rounds_up)
@@ -167,8 +165,6 @@ class ServedModel:
             _log.warning("model %s is served without the batches that it was tuned for: %s", self.name, reason)
             self.options = replace(self.options, batch=None)
         return ""
-
-    # ------------------------------------------------------------------ requests
 
     @property
     def max_requests(self) -> int:
@@ -180,8 +176,8 @@ class ServedModel:
         """Admit a request for the duration of the block, which reads its body and sends the response.
 
         The block must call the yielded function with the size of each part of the body that it has read. Raises RequestRefusal if
-        the queue is full; the yielded function raises it if the bodies of all requests need too much memory. While a body
-        arrives it is counted in bytes only, not as a request, so that slow clients cannot occupy the queue.
+        the queue is full; the yielded function raises it if the bodies of all requests need too much memory. Only bytes are
+        counted while a body arrives, not requests, so that slow clients cannot occupy the queue.
         """
         received = 0
 
@@ -201,13 +197,13 @@ class ServedModel:
     def admit(self) -> AbstractContextManager[None]:
         """Count a request with a complete body for the duration of the block; raises RequestRefusal if there are too many.
 
-        The block runs the request and encodes its response. The queue alone does not limit the results in memory: a fast model
-        with large outputs produces them faster than they are encoded.
+        The block runs the request and encodes its response. This limits the results in memory, too: a fast model may produce
+        large outputs faster than they are encoded.
         """
         return self._request_limit.admit(self.max_requests)
 
     async def infer(self, request: InferRequest, session_name: str = "") -> InferResponse:
-        """Run a request. Its session is named by its parameters or by ``session_name``, from a header. Raises RequestRefusal."""
+        """Run a request. Its parameters or a header (``session_name``) may name a session. Raises RequestRefusal."""
         if self.why_not_ready:
             raise RequestRefusal(f"model {self.name!r} is not in service: {self.why_not_ready}", Status.BUSY)
         self._check_outputs(request)
@@ -218,12 +214,12 @@ class ServedModel:
         with self.sessions.enter(session) if session else nullcontext() as entry:
             try:
                 results = await self._submit(entry, values)
-            except RequestRefusal:  # because the queue is full
+            except RequestRefusal:  # the queue is full
                 raise
             except Exception as error:
                 raise self._convert_error(error, values) from error
         outputs = dict(zip((value.name for value in self.outputs), results, strict=True))
-        # A request that lists no outputs gets all.
+        # A request without a list of outputs gets all outputs.
         requested = {name: outputs[name] for name in request.outputs or outputs}
         parameters = {"session_id": session.name} if session else {}
         return InferResponse(self.name, self.version, requested, self._datatypes, parameters)
@@ -237,15 +233,14 @@ class ServedModel:
                 raise make_json_output_error(name, self._datatypes[name])
 
     def _bind_inputs(self, arrays: Mapping[str, Array]) -> tuple[Array, ...]:
-        """Order and check the inputs; raises RequestRefusal. An input of a wrong type or shape would make a whole batch fail."""
+        """Order and check the inputs, since an input of a wrong type or shape would make a batch fail. Raises RequestRefusal."""
         try:
             values = inputs.bind(self.inputs, (), arrays)
             for value, array in zip(self.inputs, values, strict=True):
                 declared = self._datatypes[value.name]
                 if array.dtype != DATATYPES[declared].dtype.numpy:
-                    actual = next(
-                        (name for dtype, name in DATATYPE_NAMES.items() if dtype.numpy == array.dtype), str(array.dtype)
-                    )
+                    names = (name for dtype, name in DATATYPE_NAMES.items() if dtype.numpy == array.dtype)
+                    actual = next(names, str(array.dtype))
                     raise RequestRefusal(f"input {value.name!r} of model {self.name!r} is {declared}; the request has {actual}")
             inputs.check(self.inputs, values)
         except InputError as error:
@@ -259,9 +254,10 @@ class ServedModel:
             return self._scheduler.submit(step, values, on_start=entry.note_start if entry else None)
         if not self.options.sizes:
             return self._scheduler.submit(self._call, values)
-        # Requests can be joined if all their dimensions but the first agree, so these are the key.
+        # Requests can be joined if all their dimensions but the first agree.
         rows = count_joinable_rows(values)
-        return self._scheduler.submit(self._call, values, tuple(array.shape[1:] for array in values) if rows else None, rows)
+        key = tuple(array.shape[1:] for array in values) if rows else None
+        return self._scheduler.submit(self._call, values, key, rows)
 
     def _call(self, *values: Array) -> tuple[Array, ...]:
         # This does not block for long, since the scheduler runs at most one call per instance.
@@ -272,22 +268,20 @@ class ServedModel:
             self._free_modules.put(module)
 
     def _step(self, session: Any, *values: Array) -> tuple[Array, ...]:
-        """Run a step of a session, or of a new session that is dropped afterwards if ``session`` is None."""
+        """Run a step of a session; None stands for a new session, which is dropped afterwards."""
         return _call_module(self.module.new_session() if session is None else session, *values)
 
     def _convert_error(self, error: Exception, values: tuple[Array, ...]) -> RequestRefusal:
-        """Convert an error of a call with these inputs to a response: status 400 if the inputs caused it, otherwise 500."""
+        """Convert an error of a call to a response: with status 400 if the input ``values`` caused it, otherwise 500."""
         if isinstance(error, InputError) or (isinstance(error, RunFailed) and error.has_bad_index):
             return RequestRefusal(str(error))
-        # A model may broadcast inputs of one row, so different numbers of rows are an error only if the call has failed.
+        # A model may broadcast an input of one row, so different numbers of rows are an error only if the call has failed.
         if self.options.sizes and isinstance(error, RunFailed) and not count_joinable_rows(values):
             counts = [f"{value.name!r} has {len(array)} rows" for value, array in zip(self.inputs, values, strict=True)]
             return RequestRefusal(f"the inputs of model {self.name!r} have different numbers of rows: {', '.join(counts)}")
-        # Only at level DEBUG: the reason is in the request log, and a traceback with each request would flood the log.
+        # At level DEBUG, since the request log has the reason, and a traceback for each request would flood the log.
         _log.debug("a call of model %s failed", self.name, exc_info=error)
         return RequestRefusal(f"model {self.name!r} failed: {error}", Status.FAILED)
-
-    # ------------------------------------------------------------------ after requests
 
     async def close(self) -> None:
         """Finish the queued requests, then drop the sessions. Close the modules unless they belong to the caller."""
@@ -321,11 +315,11 @@ def _name_datatype(model: str, value: Value) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """Options of each served model. An option that is None has the value of the module's serving configuration, if it has one."""
+    """Options of each served model. The serving configuration of a module replaces options that are None."""
 
     batch: int | Sequence[int] | None = None
-    """Rows of a batch, at most, or a list of its sizes. With a list, requests are joined up to the largest size that they fill,
-    and a single request of another size is padded to the next one by repeating its last row."""
+    """Maximum rows of a batch, or a list of its sizes. With a list, requests are joined up to the largest size that they fill,
+    and a single request of another size is padded to the next size by repeating its last row."""
     max_wait: float | None = option(None, at_least=0)
     """Time that a request waits for its batch to fill, in seconds. 0: join only requests that are queued already."""
     instances: int | None = option(None, at_least=1)
@@ -365,7 +359,7 @@ class ServingOptions:
         return isinstance(self.batch, Sequence)
 
     def complete(self, serving: Any) -> ServingOptions:
-        """Fill in options that are None from ``serving``, a module's serving configuration; None changes nothing."""
+        """Replace options that are None by those of ``serving``, the serving configuration of a module, or None."""
         if serving is None:
             return self
         batch = list(serving.sizes) or serving.batch
@@ -378,67 +372,62 @@ class ServingOptions:
     @classmethod
     def make(cls, options: Mapping[str, Any]) -> ServingOptions:
         """Create the options from keywords; raises OptionError for an unknown name."""
+        names = cls.names()
         for name in options:
-            if name not in cls.names():
-                nearest = did_you_mean(name, cls.names())
-                raise OptionError(f"xrt.serve has no option {name!r}.{nearest} It has: {', '.join(cls.names())}")
+            if name not in names:
+                raise OptionError(f"xrt.serve has no option {name!r}.{did_you_mean(name, names)} It has: {', '.join(names)}")
         return cls(**options)
 
 
-# ---------------------------------------------------------------------- sessions
-
 _MAX_NAME_CHARS = 256
 _MAX_FORGOTTEN = 100_000
-"""How many ended sessions are remembered, at about 100 bytes each. A request for one of these gets status 410. The name of an
-older session counts as unknown again, so that a request may start a new state."""
+"""The number of ended sessions whose names are remembered, at about 100 bytes each. Requests for these get status 410. The name
+of a session that ended earlier can be used again."""
 _MAX_REASON_CHARS = 200
-"""The reason why a session ended is cut to this length where it is stored."""
+"""The stored reason why a session ended is cut to this length."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """The session parameters of a request."""
-
     name: str
     start: bool | None = None
-    """True: start a new state. False: the session must exist. None: it is created if it does not exist, unless the option
-    `ServingOptions.explicit_sessions` is set."""
+    """True: start a new state. False: the session must exist. None: an unknown session is created, except with the option
+    `ServingOptions.explicit_sessions`."""
     end: bool = False
     """Drop the session after this call."""
 
 
 def read_session(parameters: Mapping[str, Any], header: str = "") -> SessionRequest | None:
-    """Read the session of a request from its parameters; return None if it names none.
+    """Read the session of a request from its parameters and ``header``; return None if the request has no session.
 
     The parameters are ``session_id``, ``session_start`` and ``session_end``, or with Triton's names ``sequence_id``,
     ``sequence_start`` and ``sequence_end``. ``header`` is the session's name from a header, or empty. Raises RequestRefusal if a
     parameter is invalid or contradicts the header.
     """
-    kind = "session" if "session_id" in parameters or "sequence_id" not in parameters else "sequence"
-    name = parameters.get(f"{kind}_id", header or None)
-    if name is None and f"{kind}_id" in parameters:
+    prefix = "session" if "session_id" in parameters or "sequence_id" not in parameters else "sequence"
+    id_key, start_key, end_key = (f"{prefix}_{suffix}" for suffix in ("id", "start", "end"))
+    name = parameters.get(id_key, header or None)
+    if name is None and id_key in parameters:
         raise RequestRefusal(
-            f"parameter '{kind}_id' is null; give a string of at most {_MAX_NAME_CHARS} characters, or leave it out"
+            f"parameter {id_key!r} is null; give a string of at most {_MAX_NAME_CHARS} characters, or leave it out"
         )
-    if name is None and (flag_name := next((flag for flag in ("session_start", "session_end") if flag in parameters), None)):
-        raise RequestRefusal(f"parameter {flag_name!r} is about a session, and the request names none; give 'session_id'")
-    if name is None or (kind == "sequence" and name in (0, "")):  # Triton's clients send 0 or "" for no sequence
+    if name is None and (start_key in parameters or end_key in parameters):
+        flag = start_key if start_key in parameters else end_key
+        raise RequestRefusal(f"parameter {flag!r} is about a session, and the request names none; give 'session_id'")
+    if name is None or (prefix == "sequence" and name in (0, "")):  # Triton's clients send 0 or "" for no sequence
         return None
     if isinstance(name, bool) or not isinstance(name, str | int) or not 0 < len(str(name)) <= _MAX_NAME_CHARS:
-        raise RequestRefusal(f"parameter '{kind}_id' must be a string of at most {_MAX_NAME_CHARS} characters, or a number")
+        raise RequestRefusal(f"parameter {id_key!r} must be a string of at most {_MAX_NAME_CHARS} characters, or a number")
     if header and str(name) != header:
-        raise RequestRefusal(f"parameter '{kind}_id' and the header name two sessions; a request belongs to one")
-    flags = {flag: parameters.get(f"{kind}_{flag}") for flag in ("start", "end")}
-    for flag, value in flags.items():
-        if value is not None and not isinstance(value, bool):
-            raise RequestRefusal(f"parameter '{kind}_{flag}' must be true or false")
-    return SessionRequest(str(name), flags["start"], bool(flags["end"]))
+        raise RequestRefusal(f"parameter {id_key!r} and the header name two sessions; a request belongs to one")
+    for flag in (start_key, end_key):
+        if not isinstance(parameters.get(flag), bool | None):
+            raise RequestRefusal(f"parameter {flag!r} must be true or false")
+    return SessionRequest(str(name), parameters.get(start_key), bool(parameters.get(end_key)))
 
 
 @dataclass(slots=True, eq=False)
 class SessionEntry:
-    """A session and when it was used last."""
-
     session: Any
     """The module's session, which has the state."""
     last_used: float = 0.0
@@ -471,17 +460,17 @@ class SessionTable:
     _timer: asyncio.TimerHandle | None = None
 
     def __post_init__(self) -> None:
-        self._expiry_reason = f"it was not used for {self.idle_seconds:g} s"  # one string shared by all entries
+        self._expiry_reason = f"it was not used for {self.idle_seconds:g} s"  # `_forgotten` has up to 100,000 references to it
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @contextmanager
     def enter(self, request: SessionRequest) -> Iterator[SessionEntry]:
-        """Reserve a session for the duration of the block, which makes one call of it; yield its entry.
+        """Reserve a session for the duration of the block, which calls the session once; yield its entry.
 
         The caller must call `note_start` of the entry when the call begins. If the block fails or is cancelled before that, no
-        session is changed. Raises RequestRefusal if the session is busy or has ended, or if there are too many sessions.
+        session changes. Raises RequestRefusal if the session is busy or has ended, or if there are too many sessions.
         """
         self.sweep()
         name = request.name
@@ -511,16 +500,16 @@ class SessionTable:
             self._start_timer()
 
     def _note_failure(self, name: str, entry: SessionEntry, error: BaseException) -> None:
-        """Forget a session if its state may be partially updated after a call of it failed with ``error``."""
+        """Forget a session whose call failed with ``error``, if its state may be partially updated."""
         if isinstance(error, asyncio.CancelledError):  # the call goes on in its thread and changes the state
             self.forget(name, "a call of it was cancelled while it ran")
-        # After BAD_REQUEST the state is intact, as inputs are checked before it changes. But a step may find an invalid input
-        # after it has overwritten a part of the state: then the session is `lost`.
+        # After BAD_REQUEST the state is intact, because inputs are checked before it changes. If a step detects an invalid input
+        # only after it has overwritten a part of the state, the session is `lost`.
         elif not (isinstance(error, RequestRefusal) and error.status == Status.BAD_REQUEST) or entry.session.lost:
             self.forget(name, f"a call of it failed: {error}")
 
     def _check_new(self, request: SessionRequest) -> None:
-        """Raise RequestRefusal if the request may not start a new session. A session of the same name would be replaced."""
+        """Raise RequestRefusal if the request must not start a new session, which may replace one of the same name."""
         if not request.start and (reason := self._forgotten.get(hash(request.name))) is not None:
             raise RequestRefusal(f"session {request.name!r} is gone: {reason}; begin again with session_start", Status.GONE)
         if request.start is False or (self.explicit and not request.start):
@@ -533,7 +522,7 @@ class SessionTable:
         """Remove sessions that have been idle for too long."""
         oldest_use = self.clock() - self.idle_seconds
         for name, entry in list(self._entries.items()):
-            # Entries are ordered by their last use, so no later one has expired.
+            # Entries are ordered by their last use, so the following ones have not expired.
             if entry.last_used > oldest_use:
                 break
             if name not in self._busy:
@@ -554,7 +543,7 @@ class SessionTable:
             self.forget(name, reason)
 
     def _start_timer(self) -> None:
-        """Start the timer that removes idle sessions, if it is not running. Without it they would stay until the next request."""
+        """Start the timer unless it is running. It removes idle sessions even if no request follows."""
         if self._timer is None and self._entries:
             self._timer = asyncio.get_running_loop().call_later(self.idle_seconds, self._on_timer)
 

@@ -30,7 +30,7 @@ class TritonPythonModel:
         self._module.run_self_test()
         self._inputs = [tensor["name"] for tensor in config["input"]]
         self._outputs = [tensor["name"] for tensor in config["output"]]
-        # These settings are those that `xrt.serve.triton_repository.make_config` wrote.
+        # `xrt.serve.triton_repository.make_config` wrote these settings.
         self._is_batched = int(config.get("max_batch_size", 0)) > 0
         self._batch_sizes = sorted(json.loads(settings.get("sizes", "[]")))
         self._sessions: dict[Any, Any] | None = {} if "sequence_batching" in config else None
@@ -45,18 +45,16 @@ class TritonPythonModel:
         return [self._respond(request, result) for request, result in zip(requests, results, strict=True)]
 
     def finalize(self) -> None:
-        """Close the module."""
         self._module.close()
 
-    # ------------------------------------------------------------------ calls
-
     def _call_joined(self, values: list[tuple[Any, ...]]) -> list[Any]:
-        """Run requests with these input values, joined where possible. Return the outputs of each, or its exception."""
+        """Run requests with these input values, joined where possible. Return the outputs or the exception of each request."""
         groups: dict[Any, list[int]] = {}
         for index, arrays in enumerate(values):
-            can_join = self._is_batched and count_joinable_rows(arrays)
-            # Requests are joined if all axes but the first agree. Any other request forms a group, with its index as the key.
-            groups.setdefault(tuple(array.shape[1:] for array in arrays) if can_join else index, []).append(index)
+            key: Any = index  # a request that cannot be joined is a group of one
+            if self._is_batched and count_joinable_rows(arrays):
+                key = tuple(array.shape[1:] for array in arrays)
+            groups.setdefault(key, []).append(index)
         results: list[Any] = [None] * len(values)
         for indices in groups.values():
             rows = [len(values[index][0]) if self._is_batched else 1 for index in indices]
@@ -87,14 +85,12 @@ class TritonPythonModel:
             self._sessions.pop(name, None)  # type: ignore[union-attr]
         return results if isinstance(results, tuple) else (results,)
 
-    # ------------------------------------------------------------------ tensors
-
     def _read(self, request: Any, name: str) -> Any:
         """Read an input as an array. Strings, which Triton stores as bytes, are decoded."""
         array = self._triton.get_input_tensor_by_name(request, name).as_numpy()
         if array.dtype == object:
             strings = [item.decode() if isinstance(item, bytes) else item for item in array.flat]
-            return np.array([*strings, None], dtype=object)[:-1].reshape(array.shape)
+            return np.array(strings, dtype=object).reshape(array.shape)
         return array
 
     def _respond(self, request: Any, result: Any) -> Any:
@@ -104,14 +100,13 @@ class TritonPythonModel:
             message = result.args[0] if isinstance(result, KeyError) else str(result)
             return self._triton.InferenceResponse(output_tensors=[], error=self._triton.TritonError(message))
         requested = set(request.requested_output_names())
-        pairs = [(name, array) for name, array in zip(self._outputs, result, strict=True) if name in requested]
-        return self._triton.InferenceResponse(
-            output_tensors=[self._triton.Tensor(n, _convert_output(array)) for n, array in pairs]
-        )
+        outputs = zip(self._outputs, result, strict=True)
+        tensors = [self._triton.Tensor(name, _convert_output(array)) for name, array in outputs if name in requested]
+        return self._triton.InferenceResponse(output_tensors=tensors)
 
 
 def _convert_output(array: Any) -> Any:
     """Convert an output to an array that Triton accepts: contiguous, with strings encoded as bytes."""
     if array.dtype == object:
-        return np.array([*(str(item).encode() for item in array.flat), None], dtype=object)[:-1].reshape(array.shape)
+        return np.array([str(item).encode() for item in array.flat], dtype=object).reshape(array.shape)
     return np.ascontiguousarray(array)

@@ -38,8 +38,8 @@ def export_triton(
     ``options`` are ``batch``, ``max_wait``, ``instances`` and ``session_idle`` of `ServingOptions`. Triton needs its Python
     backend and an environment with XRT and the bundle's engines. A model with state uses Triton's sequences.
 
-    Raises BundleError if the file is not a bundle, and OptionError for a model that the Python backend does not support, an
-    existing version or an unknown option.
+    Raises BundleError if the bundle is missing or damaged. Raises OptionError for another file, a model that the Python backend
+    does not support, an existing version or an unknown option.
     """
     source = Path(bundle)
     if source.exists() and not is_bundle(source):
