@@ -27,8 +27,8 @@ HANGS = "XRT_TEST_HANGS"
 class Announcing(FaultyEngine):
     """A faulty engine that creates a file when it begins to hang."""
 
-    def due(self, where: Where, count: int) -> bool:
-        is_due = super().due(where, count)
+    def is_due(self, where: Where, count: int) -> bool:
+        is_due = super().is_due(where, count)
         if is_due and self.how == "hang":
             Path(os.environ[HANGS]).touch()
         return is_due

@@ -169,8 +169,8 @@ class Record:
 
 def _list_declined(report: ConformanceReport) -> Iterator[tuple[str, str]]:
     """Yield each operator of which no case passes, with a reason that begins with its name, or else that of its first case."""
-    declined = report.of(ResultWord.DECLINED)
-    for operator, counts in report.by_operator().items():
+    declined = report.list_outcomes(ResultWord.DECLINED)
+    for operator, counts in report.count_by_operator().items():
         cases = [outcome for outcome in declined if operator in outcome.operators]
         if cases and not counts[ResultWord.PASSED]:
             about = [outcome for outcome in cases if outcome.reason.startswith(f"{operator}: ")]

@@ -105,7 +105,7 @@ def test_the_reference_agrees_with_onnx_runtime() -> None:
         alone=False,
     )
     assert report.ok, str(report)
-    passed = Counter(operator for outcome in report.of(ResultWord.PASSED) for operator in outcome.operators)
+    passed = Counter(operator for outcome in report.list_outcomes(ResultWord.PASSED) for operator in outcome.operators)
     assert len(passed) > 120
 
 
@@ -114,7 +114,7 @@ def test_the_reference_agrees_with_onnx_runtime() -> None:
 def test_all_that_is_deterministic_passes(engine: str):
     report = conform(engine)
     assert report.ok, str(report)
-    passed = {outcome.case for outcome in report.of(ResultWord.PASSED)}
+    passed = {outcome.case for outcome in report.list_outcomes(ResultWord.PASSED)}
     needs_pillow = {case.name for case in node_cases("image_decoder*")}
     missing = {case.name for case in node_cases() if not case.is_random} - passed - needs_pillow
     assert not missing

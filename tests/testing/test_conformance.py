@@ -270,12 +270,12 @@ def test_a_light_network_comes_twice():
 
 def test_groups_are_counted():
     report = conform("toy", "single_relu_model,operator_mm,Linear", groups=STORED)
-    assert {group: counts[ResultWord.PASSED] for group, counts in report.by_group().items()} == {
+    assert {group: counts[ResultWord.PASSED] for group, counts in report.count_by_group().items()} == {
         "simple": 1,
         "pytorch-operator": 1,
         "pytorch-converted": 1,
     }
-    assert report.placements()["Relu"] == {"toy": 1}
+    assert report.count_placements()["Relu"] == {"toy": 1}
 
 
 # ---------------------------------------------------------------------- ties

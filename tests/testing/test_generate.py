@@ -21,7 +21,7 @@ from xrt.passes import infer_shapes
 from xrt.testing.corpus import CORPUS, find_entry
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 from xrt.testing.generate import Form, make_random_inputs, make_seeded_function
-from xrt.testing.generators.draft import LARGEST, SeededChooser
+from xrt.testing.generators.draft import MAX_MAGNITUDE, SeededChooser
 from xrt.testing.strategies import functions, labels
 from xrt.testing.suite import bounded
 from xrt.verify.execution import compile_alone, run_alone
@@ -46,7 +46,7 @@ def test_they_give_what_they_claim(function):
         assert DType.from_array(result) is value.type.dtype
         assert len(result.shape) == len(value.type.shape)
         assert all(claimed in (None, size) for claimed, size in zip(value.type.shape, result.shape, strict=True))
-        assert not result.size or np.abs(result.astype(np.float64)).max() <= LARGEST * 1.01
+        assert not result.size or np.abs(result.astype(np.float64)).max() <= MAX_MAGNITUDE * 1.01
 
 
 def forms_of(function: Function) -> set[str]:

@@ -65,7 +65,7 @@ def test_what_is_opened(opening: Opening, shapes: list[Any]) -> None:
 
 
 def test_what_has_no_extents_is_not_opened() -> None:
-    with pytest.raises(CompileRefused, match=r"^no input has an extent that can be a symbolic dim$"):
+    with pytest.raises(CompileRefused, match=r"^no input has a size that can be a symbolic dim$"):
         open_dims(graph({"x": "float32[]"}, {"y": "float32[]"}, node("Neg", "x", "y")), [f32(1)], "every")
 
 

@@ -80,15 +80,15 @@ def conformance_command(
 
 def _show(report: ConformanceReport, *, reasons: bool, operators: bool) -> None:
     if operators:
-        placed = report.placements()
+        placed = report.count_placements()
         engines = {name: ", ".join(f"{engine} {count}" for engine, count in counts.items()) for name, counts in placed.items()}
-        rows = [(name, *counts.values(), engines.get(name, "")) for name, counts in report.by_operator().items()]
+        rows = [(name, *counts.values(), engines.get(name, "")) for name, counts in report.count_by_operator().items()]
         show_table(("operator", *ResultWord, "ran on"), rows, numbers=tuple(ResultWord))
     if reasons:
-        show_table(("declined", "reason"), [(o.case, o.reason) for o in report.of(ResultWord.DECLINED)])
-    if gaps := report.of(ResultWord.GAP):
+        show_table(("declined", "reason"), [(o.case, o.reason) for o in report.list_outcomes(ResultWord.DECLINED)])
+    if gaps := report.list_outcomes(ResultWord.GAP):
         show_table(("known gap", "reason"), [(o.case, o.reason) for o in gaps])
-    if len(groups := report.by_group()) > 1:
+    if len(groups := report.count_by_group()) > 1:
         rows = [(name, *counts.values()) for name, counts in groups.items()]
         show_table(("group", *ResultWord), rows, numbers=tuple(ResultWord))
     print_lines(str(report))
@@ -158,7 +158,7 @@ def _show_finding(fuzzer: Fuzzer, finding: Finding, keep: Path | None) -> None:
     err.print(str(finding.sample.function), markup=False)
     if keep is not None:
         why = f"{finding.mode}: {finding.message}".replace("\n", " ")
-        expected = tuple(fuzzer.truth(finding.sample.function, finding.sample.inputs))
+        expected = tuple(fuzzer.run_reference(finding.sample.function, finding.sample.inputs))
         entry = CorpusEntry(f"fuzz_{finding.seed}", why, finding.sample.function, finding.sample.inputs, expected)
         err.print(f"kept as {write_entry(entry, keep)}", markup=False)
 

@@ -24,6 +24,7 @@ _MODEL_BUILDERS = {builder.__name__: builder for builder in _BUILDERS}
 
 
 def names() -> tuple[str, ...]:
+    """List the names of all shipped models, sorted."""
     return tuple(sorted((*_MODEL_BUILDERS, *light_models())))
 
 

@@ -38,18 +38,12 @@ from xrt.verify.execution import run_alone
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-_BFLOAT16_RTOL = 2**-6
-"""Two rounding steps of bfloat16, as in ``onnx``'s own test runner: one step alone can exceed the ``rtol`` of a case."""
-
-
 @dataclass(frozen=True)
 class ConformanceCase:
-    """One test: a model, one set of inputs, the expected outputs, and the tolerance."""
-
     name: str
     model: ModelProto
     inputs: tuple[Any, ...]
-    """Arrays, lists (sequences) and None (absent optionals), in the form in which engines accept them."""
+    """Arrays, lists (sequences) and None (absent optionals), as engines accept them."""
     expected: tuple[Any, ...]
     """The expected outputs. Empty if the reference engine computes them, see `seed`."""
     rtol: float
@@ -57,8 +51,8 @@ class ConformanceCase:
     group: str = "node"
     """A key of `GROUPS`."""
     seed: int | None = None
-    """If given, replace the model's weights by random ones from this seed. The reference engine then computes the expected
-    outputs, and the tolerance is that of a whole network."""
+    """If not None, the weights are random numbers from this seed, the reference engine computes the expected outputs, and the
+    tolerance is that of a whole network."""
 
     @cached_property
     def function(self) -> Function:
@@ -68,17 +62,17 @@ class ConformanceCase:
 
     @cached_property
     def truth(self) -> tuple[Any, ...]:
-        """The expected outputs: stored, or computed by the reference engine if `seed` is set."""
-        return self.expected if self.seed is None else tuple(_reference(self.function, self.inputs))
+        """`expected`, or if `seed` is set the outputs of the reference engine."""
+        return self.expected if self.seed is None else tuple(_run_reference(self.function, self.inputs))
 
     @cached_property
     def ties(self) -> list[Ambiguity | None]:
-        """For each output, the elements with two valid results, since a discontinuous operator is near a step. None if none."""
-        return find_ambiguities(self.function, self.inputs, _reference)
+        """The elements of each output that may have two values, because a discontinuous operator is near a step."""
+        return find_ambiguities(self.function, self.inputs, _run_reference)
 
     @cached_property
     def operators(self) -> tuple[str, ...]:
-        """The sorted operators of the main graph, without those in bodies of control flow."""
+        """The sorted operators of the main graph, without those in the bodies of control flow."""
         return tuple(sorted({f"{n.domain}.{n.op_type}" if n.domain else n.op_type for n in self.model.graph.node}))
 
     @cached_property
@@ -94,11 +88,11 @@ class ConformanceCase:
         """Compare results with the expected outputs: types and shapes exactly, numbers within the tolerance of the case.
 
         With ``admit_ties``, an output of a discontinuous operator (ArgMax, Round, a cast to integers) may be on the other side of
-        a step if its input is close to the step: a run on several engines rounds at other places than a run on one.
+        a step if its input is close to the step. This is needed for a run on several engines, which rounds between them.
         """
         names = [output.name for output in self.model.graph.output]
         if self.is_random:
-            return compare_all([_blank(r) for r in results], [_blank(e) for e in self.truth], names=names)
+            return compare_all([_set_to_zero(r) for r in results], [_set_to_zero(e) for e in self.truth], names=names)
         if len(results) != len(self.truth):
             return compare_all(results, self.truth)  # its message has both counts
         comparison = self._compare(results, names, [None] * len(names))
@@ -108,12 +102,13 @@ class ConformanceCase:
         return comparison
 
     def _compare(self, results: Sequence[Any], names: Sequence[str], ties: Sequence[Ambiguity | None]) -> Comparison:
-        parts = [
-            compare_all([r], [e], self._choose_tolerance(e), ties=[t], names=[n])
-            for r, e, t, n in zip(results, self.truth, ties, names, strict=True)
-        ]
-        mismatches = [part for part in parts if not part]
-        return mismatches[0] if mismatches else max(parts, key=lambda part: part.absolute, default=Comparison())
+        largest = Comparison()
+        for result, expected, tie, name in zip(results, self.truth, ties, names, strict=True):
+            comparison = compare_all([result], [expected], self._choose_tolerance(expected), ties=[tie], names=[name])
+            if not comparison:
+                return comparison
+            largest = max(largest, comparison, key=lambda comparison: comparison.absolute)
+        return largest
 
     def _choose_tolerance(self, expected: Any) -> Tolerance:
         """Choose the tolerance for an output: that of the case, or a larger one that its type and operators need."""
@@ -121,18 +116,20 @@ class ConformanceCase:
         if self.seed is not None:
             return tolerance_for(expected.dtype, "network")
         peak = tolerance_for(expected.dtype).peak if _TRANSFORMS.intersection(self.operators) else 0.0
-        # Each type has a minimum: bfloat16 in every graph, float16 only in graphs with several nodes.
-        name = expected.dtype.name if isinstance(expected, np.ndarray) else ""
-        has_several = len(self.model.graph.node) > 1
-        min_rtol = {"bfloat16": _BFLOAT16_RTOL, "float16": tolerance_for("float16").rtol * has_several}.get(name, 0.0)
+        dtype = expected.dtype.name if isinstance(expected, np.ndarray) else ""
+        min_rtol = 0.0
+        if dtype == "bfloat16":
+            min_rtol = 2**-6  # two rounding steps, as in onnx's test runner
+        elif dtype == "float16" and len(self.model.graph.node) > 1:
+            min_rtol = tolerance_for("float16").rtol
         return Tolerance(max(self.rtol, min_rtol), self.atol, peak)
 
 
 _TRANSFORMS = frozenset({"DFT", "STFT"})
-"""Operators whose every output element sums over all inputs, so that its error scales with the largest element."""
+"""Operators of which each output element is a sum over all inputs, so that its error scales with the largest element."""
 
 
-def _reference(function: Function, inputs: Sequence[Any]) -> list[Any]:
+def _run_reference(function: Function, inputs: Sequence[Any]) -> list[Any]:
     return run_alone(registry.create(REFERENCE), function, inputs)
 
 
@@ -146,20 +143,20 @@ def is_random(function: Function) -> bool:
     return False
 
 
-def _blank(value: Any) -> Any:
+def _set_to_zero(value: Any) -> Any:
     """Set all numbers to zero, so that only type and shape are compared."""
     if isinstance(value, list):
-        return [_blank(item) for item in value]
+        return [_set_to_zero(item) for item in value]
     if isinstance(value, dict):
-        return {key: _blank(item) if isinstance(item, np.ndarray) else type(item)() for key, item in value.items()}
+        return {key: _set_to_zero(item) if isinstance(item, np.ndarray) else type(item)() for key, item in value.items()}
     return np.zeros_like(value) if isinstance(value, np.ndarray) else value
 
 
 def node_cases(pattern: str = "*") -> tuple[ConformanceCase, ...]:
     """Collect the node tests whose names match ``pattern``, sorted by name.
 
-    ``pattern`` is one glob or several, separated by commas; the prefix ``test_`` is optional. Imports only the modules of
-    ``onnx`` that may define a matching test, once per process. Importing all of them takes several seconds.
+    ``pattern`` has one or more globs, separated by commas; the prefix ``test_`` is optional. Imports only the modules of ``onnx``
+    that may define a matching test, since importing all modules takes several seconds.
     """
     matching = (case for case in _collect_cases(pattern) if matches(case.name, pattern))
     return tuple(sorted(matching, key=lambda case: case.name))
@@ -174,9 +171,8 @@ def _split_globs(pattern: str) -> list[str]:
     return [glob.strip() for glob in pattern.split(",")]
 
 
-# onnx appends each test to one list when its module is imported. `_LOADED` has the converted cases in the same order.
 _LOADED: list[tuple[ConformanceCase, ...]] = []
-"""One tuple of cases (its data sets) per node test of onnx, for the modules imported so far."""
+"""The cases of each node test, in the order of onnx's list, to which a module appends its tests when it is imported."""
 _COLLECTION_LOCK = Lock()
 
 
@@ -190,7 +186,7 @@ def _collect_cases(pattern: str) -> list[ConformanceCase]:
             if may_name_a_match(name, pattern):
                 importlib.import_module(name)
         tests = node._NodeTestCases  # collect_testcases() returns this list too, but imports every module
-        _LOADED.extend(tuple(_make_cases(test)) for test in tests[len(_LOADED) :])
+        _LOADED.extend(tuple(_convert_test(test)) for test in tests[len(_LOADED) :])
         return [case for cases in _LOADED for case in cases]
 
 
@@ -203,7 +199,7 @@ def _list_modules() -> tuple[str, ...]:
 
 def may_name_a_match(module: str, pattern: str) -> bool:
     """Whether a module of onnx's node tests may define a matching test, judged by the ``test_...`` strings in its source."""
-    # The literal start of each glob, with and without ``test_``. Strings in the source may be longer or shorter than it.
+    # The start of each glob up to its first wildcard. A string in the source may be longer or shorter.
     prefixes = [re.split(r"[*?\[]", glob, maxsplit=1)[0] for glob in _split_globs(pattern)]
     prefixes += [f"test_{prefix}" for prefix in prefixes]
     return any(prefix.startswith(string) or string.startswith(prefix) for string in _list_prefixes(module) for prefix in prefixes)
@@ -211,21 +207,26 @@ def may_name_a_match(module: str, pattern: str) -> bool:
 
 @cache
 def _list_prefixes(module: str) -> frozenset[str]:
-    """The prefixes of a module's test names: complete string literals, or the part before an interpolation."""
+    """List the strings in a module's source that begin with ``test_``, up to an interpolation."""
     spec = find_spec(module)
     loader = spec.loader if spec else None
     source = loader.get_source(module) if isinstance(loader, InspectLoader) else None
-    # Without its source, a module is always imported, because the empty prefix fits every name.
+    # A module without source is always imported, because the empty prefix matches every name.
     return frozenset({""} if source is None else re.findall(r"[\"'](test_\w*)", source))
 
 
-def _make_cases(test: Any) -> Iterator[ConformanceCase]:
-    """Yield one case per data set: the first has the test's name, the others get ``/1``, ``/2`` and so on."""
+def _convert_test(test: Any) -> Iterator[ConformanceCase]:
+    """Yield a case for each data set of one of onnx's tests."""
     for index, (inputs, expected) in enumerate(test.data_sets):
-        name = test.name if index == 0 else f"{test.name}/{index}"
         omitted = (None,) * (len(test.model.graph.input) - len(inputs))  # optional inputs at the end
         values = (*map(read_value, inputs), *omitted)
-        yield ConformanceCase(name, test.model, values, tuple(map(read_value, expected)), test.rtol, test.atol)
+        expected_values = tuple(map(read_value, expected))
+        yield ConformanceCase(_number_name(test.name, index), test.model, values, expected_values, test.rtol, test.atol)
+
+
+def _number_name(name: str, index: int) -> str:
+    """Name the case of a data set: the first has the test's name, the others get ``/1``, ``/2`` and so on."""
+    return f"{name}/{index}" if index else name
 
 
 def read_value(value: Any) -> Any:
@@ -242,15 +243,12 @@ def read_value(value: Any) -> Any:
 
 
 def _convert_array(value: Any) -> np.ndarray[Any, Any]:
-    """Convert to an array; strings become an object array of ``str``."""
     array = np.asarray(value)
     if array.dtype.kind not in "OUS":
         return array
-    # Engines accept strings as object arrays only: a fixed-width type of NumPy depends on the longest string of the array.
-    decoded = [item.decode() if isinstance(item, bytes) else str(item) for item in array.flat]
-    out = np.empty(array.shape, object)
-    out.reshape(-1)[:] = decoded
-    return out
+    # Engines accept strings as object arrays only, because NumPy's own string types have a fixed width.
+    strings = [item.decode() if isinstance(item, bytes) else str(item) for item in array.flat]
+    return np.array(strings, object).reshape(array.shape)
 
 
 def are_inputs_unchanged(function: Function, before: Sequence[Any], after: Sequence[Any]) -> Comparison:
@@ -261,36 +259,29 @@ def are_inputs_unchanged(function: Function, before: Sequence[Any], after: Seque
     return compare_all(actual, expected, BIT_EQUAL, names=[f"input {index}" for index in indices])
 
 
-_RTOL, _ATOL = 1e-3, 1e-7
-"""The tolerance that onnx's test runner uses for all stored cases except those in `_RTOLS`."""
-_RTOLS = {"densenet121": 2e-3}
-_SEED = 0
-# Its stored results are defined by rounding errors, see `load_light_cases`.
-_RANDOM_WEIGHTS_ONLY = ("light_squeezenet",)
+_STORED_RTOL, _STORED_ATOL = 1e-3, 1e-7
+"""The tolerance that onnx's test runner uses for stored cases."""
 
 
 @lru_cache
 def load_stored_cases(group: str) -> tuple[ConformanceCase, ...]:
-    """Load the cases of a folder of stored models, sorted by name. Each model has a directory with its inputs and outputs."""
-    return tuple(case for path in sorted((_find_data() / group).glob("*/model.onnx")) for case in _load_cases(path, group))
+    """Load the cases of a folder of stored models, sorted by name: one for each data set of a model."""
+    cases = []
+    for path in sorted((_DATA / group).glob("*/model.onnx")):
+        model = onnx_package.load(path)
+        for index, folder in enumerate(sorted(path.parent.glob("test_data_set_*"))):
+            inputs = tuple(_read(folder / f"input_{i}.pb", info) for i, info in enumerate(_list_caller_inputs(model)))
+            expected = tuple(_read(folder / f"output_{i}.pb", info) for i, info in enumerate(model.graph.output))
+            name = _number_name(path.parent.name, index)
+            cases.append(ConformanceCase(name, model, inputs, expected, _STORED_RTOL, _STORED_ATOL, group))
+    return tuple(cases)
 
 
-def _find_data() -> Path:
-    return Path(onnx_package.__file__).parent / "backend" / "test" / "data"
-
-
-def _load_cases(path: Path, group: str) -> Iterator[ConformanceCase]:
-    """Yield one case per data set: the first has the folder's name, the others get ``/1``, ``/2`` and so on."""
-    model = onnx_package.load(path)
-    for index, folder in enumerate(sorted(path.parent.glob("test_data_set_*"))):
-        name = path.parent.name if index == 0 else f"{path.parent.name}/{index}"
-        inputs = tuple(_read(folder / f"input_{i}.pb", info) for i, info in enumerate(_list_caller_inputs(model)))
-        expected = tuple(_read(folder / f"output_{i}.pb", info) for i, info in enumerate(model.graph.output))
-        yield ConformanceCase(name, model, inputs, expected, _RTOL, _ATOL, group)
+_DATA = Path(onnx_package.__file__).parent / "backend" / "test" / "data"
 
 
 def _list_caller_inputs(model: ModelProto) -> list[ValueInfoProto]:
-    """List the inputs that a caller passes, without the initializers that older models list as inputs too."""
+    """List the inputs that a caller passes. Older models also list their initializers as inputs."""
     weights = {tensor.name for tensor in model.graph.initializer}
     return [info for info in model.graph.input if info.name not in weights]
 
@@ -303,26 +294,26 @@ def _read(path: Path, info: ValueInfoProto) -> Any:
 
 @lru_cache
 def load_light_cases() -> tuple[ConformanceCase, ...]:
-    """Load two cases per light network: one with the stored weights, one with random weights.
+    """Load two cases for each light network: one with the stored weights, and one with random weights.
 
-    In the stored models, all elements of a weight are equal, and so are all outputs; ``onnx`` stores the expected outputs. With
-    random weights the outputs differ, and the reference engine computes the expected ones. SqueezeNet is tested with random
-    weights only: the stored model ends in a Softmax of equal logits of 1e10, where one rounding error changes everything.
+    In a stored model, all elements of a weight are equal, and so are all outputs. With random weights the outputs differ, and the
+    reference engine computes the expected ones.
     """
     cases = []
-    for path in sorted((_find_data() / "light").glob("light_*.onnx")):
+    for path in sorted((_DATA / "light").glob("light_*.onnx")):
         model = onnx_package.load(path)
         stored = read_value(onnx_package.load_tensor(path.with_name(f"{path.stem}_output_0.pb")))
         inputs = tuple(_make_ramp(info) for info in _list_caller_inputs(model))
-        rtol = _RTOLS.get(path.stem.removeprefix("light_"), _RTOL)
-        if path.stem not in _RANDOM_WEIGHTS_ONLY:
-            cases.append(ConformanceCase(path.stem, model, inputs, (stored,), rtol, _ATOL, "light"))
-        cases.append(ConformanceCase(f"{path.stem}_random", model, inputs, (), rtol, _ATOL, "light", _SEED))
+        rtol = 2e-3 if path.stem == "light_densenet121" else _STORED_RTOL  # as in onnx's test runner
+        # The stored SqueezeNet ends in a Softmax of equal logits of 1e10, where one rounding error changes the result.
+        if path.stem != "light_squeezenet":
+            cases.append(ConformanceCase(path.stem, model, inputs, (stored,), rtol, _STORED_ATOL, "light"))
+        cases.append(ConformanceCase(f"{path.stem}_random", model, inputs, (), rtol, _STORED_ATOL, "light", seed=0))
     return tuple(cases)
 
 
 def _make_ramp(info: ValueInfoProto) -> np.ndarray[Any, Any]:
-    """Make a ramp of float32 from 0 to 1, the input for which the stored outputs were computed."""
+    """Make float32 numbers that increase from 0 to 1, for which the stored outputs were computed."""
     shape = tuple(dim.dim_value for dim in info.type.tensor_type.shape.dim)
     count = int(np.prod(shape))
     return (np.arange(count).reshape(shape) / count).astype(np.float32)
@@ -335,7 +326,7 @@ GROUPS: Mapping[str, Callable[[], Sequence[ConformanceCase]]] = MappingProxyType
         "light": load_light_cases,
     }
 )
-"""The loader of each group. A case of ``node`` tests one operator, or its decomposition; cases of the other groups are models."""
+"""The loader of each group. A case of ``node`` is one operator or its decomposition; a case of the other groups is a model."""
 
 
 def group_cases(groups: Sequence[str] = (), pattern: str = "*") -> tuple[ConformanceCase, ...]:

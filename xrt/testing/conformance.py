@@ -1,8 +1,8 @@
 """The conformance run: the tests of the installed ``onnx`` on one engine, on a list of engines, or alternating between engines.
 
 An engine gets the same Functions as in a module: types inferred and constants folded, unless folding would leave no node. A case
-is *declined* if the engine refused it before the first run, *passed* if type, shape and values are right and the inputs are
-unchanged, and *failed* otherwise. An error in one case does not end the run. No engine is added to the list implicitly.
+is *declined* if the engine refused it before the first run, *passed* if types, shapes and values are right and the inputs are
+unchanged, and *failed* otherwise. An error in one case does not end the run.
 """
 
 from __future__ import annotations
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from xrt.partition import Launch
 
 
-# ---------------------------------------------------------------------- the report
-
-
 class ResultWord(enum.StrEnum):
     """The result of one case."""
 
@@ -59,8 +56,6 @@ class ResultWord(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one case, with the reason."""
-
     case: str
     word: ResultWord
     reason: str = ""
@@ -74,7 +69,6 @@ class Outcome:
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """The sorted names of the engines in `placed`."""
         return tuple(sorted({engine for _, engine in self.placed}))
 
     @classmethod
@@ -89,14 +83,13 @@ class ConformanceReport:
     """The outcomes of one run, in the order of the cases. `to_dict` and `from_dict` convert it to and from plain data."""
 
     engine: str
-    """The spec of the engine, or several separated by commas, followed by ``, alternating`` if nodes alternated."""
+    """The specs of the engines, separated by commas, followed by ``, alternating`` if nodes alternated."""
     outcomes: tuple[Outcome, ...]
     stale: tuple[str, ...] = ()
-    """Messages about known failures that did not fail or match no case; each makes the run fail."""
+    """Messages about known failures that did not fail or match no case. Then the run has failed."""
 
     @property
     def counts(self) -> dict[ResultWord, int]:
-        """The number of cases per result, with 0 for results that do not occur."""
         counts = Counter(outcome.word for outcome in self.outcomes)
         return {word: counts[word] for word in ResultWord}
 
@@ -105,46 +98,43 @@ class ConformanceReport:
         """Whether all failures are known and no known failure is stale."""
         return not self.counts[ResultWord.FAILED] and not self.stale
 
-    def of(self, word: ResultWord) -> tuple[Outcome, ...]:
-        """Filter the outcomes by result."""
+    def list_outcomes(self, word: ResultWord) -> tuple[Outcome, ...]:
         return tuple(outcome for outcome in self.outcomes if outcome.word == word)
 
     @property
     def mixed(self) -> int:
-        """The number of cases that ran on more than one engine."""
         return sum(len(outcome.engines) > 1 for outcome in self.outcomes)
 
-    def by_group(self) -> dict[str, dict[ResultWord, int]]:
-        """Count results per group, in the order of the cases."""
+    def count_by_group(self) -> dict[str, dict[ResultWord, int]]:
+        """Count the results of each group, in the order of the cases."""
         return _count_words((outcome.group, outcome.word) for outcome in self.outcomes)
 
-    def by_operator(self) -> dict[str, dict[ResultWord, int]]:
-        """Count results per operator, sorted by operator; a case counts for every operator of its main graph."""
+    def count_by_operator(self) -> dict[str, dict[ResultWord, int]]:
+        """Count the results of each operator, sorted by operator; a case counts for every operator of its main graph."""
         counts = _count_words((operator, outcome.word) for outcome in self.outcomes for operator in outcome.operators)
         return dict(sorted(counts.items()))
 
-    def placements(self) -> dict[str, dict[str, int]]:
-        """Count cases per operator and engine that it ran on, most frequent engine first; operators in bodies are not counted."""
+    def count_placements(self) -> dict[str, dict[str, int]]:
+        """Count for each operator of the main graphs the cases by the engine that ran it, most frequent engine first."""
         counts: dict[str, Counter[str]] = {}
         for operator, engine in (pair for outcome in self.outcomes for pair in outcome.placed):
             counts.setdefault(operator, Counter())[engine] += 1
         return {operator: dict(counts[operator].most_common()) for operator in sorted(counts)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to dictionaries, lists, numbers and strings; adds the counts in total, per group and per operator."""
-        return {**asdict(self), "counts": self.counts, "groups": self.by_group(), "operators": self.by_operator()}
+        """Convert to dictionaries, lists, numbers and strings, and add the counts in total, by group and by operator."""
+        return {**asdict(self), "counts": self.counts, "groups": self.count_by_group(), "operators": self.count_by_operator()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` wrote; the added counts are ignored."""
+        """Read the result of `to_dict`."""
         return cls(data["engine"], tuple(map(Outcome.from_dict, data["outcomes"])), tuple(data["stale"]))
 
     def __str__(self) -> str:
         summary = ", ".join(f"{count} {word}" for word, count in self.counts.items())
-        lines = [
-            f"{self.engine}: {summary} of {len(self.outcomes)}" + f"; {self.mixed} ran on several engines" * bool(self.mixed)
-        ]
-        lines += [f"  failed {outcome.case}: {outcome.reason}" for outcome in self.of(ResultWord.FAILED)]
+        hint = f"; {self.mixed} ran on several engines" if self.mixed else ""
+        lines = [f"{self.engine}: {summary} of {len(self.outcomes)}{hint}"]
+        lines += [f"  failed {outcome.case}: {outcome.reason}" for outcome in self.list_outcomes(ResultWord.FAILED)]
         return "\n".join([*lines, *(f"  stale: {entry}" for entry in self.stale)])
 
 
@@ -160,17 +150,15 @@ GapWord: TypeAlias = Literal["not implemented", "not upstream", "never"]
 
 @dataclass(frozen=True, slots=True)
 class KnownFailure:
-    """Cases that an engine is known to fail, and why."""
-
     cases: str
     """A glob over case names; every case that it matches must fail."""
     word: GapWord
     """Who can fix it: the author of the engine (``not implemented``), the library (``not upstream``) or nobody (``never``)."""
     reason: str
     link: str
-    """Where the library or the standard documents it, or the bug report."""
+    """URL of the documentation of the failure by the library or the standard, or of the bug report."""
     everywhere: bool = True
-    """Whether the case fails on every processor. False near a tolerance: such an entry may pass without being stale."""
+    """Whether the case fails on every processor. False for a failure near the tolerance: the case may pass."""
 
     def covers(self, case: str) -> bool:
         return fnmatch.fnmatchcase(case, self.cases)
@@ -182,10 +170,10 @@ class KnownFailure:
 def settle(
     report: ConformanceReport, gaps: Sequence[KnownFailure], *, complete: bool = True, alone: bool = True
 ) -> ConformanceReport:
-    """Turn failures that a known failure covers into gaps, and list known failures that do not hold as stale.
+    """Mark failures that a known failure covers as gaps, and report known failures that did not fail as stale.
 
-    With ``complete``, the run included all cases, so an entry that matches no case is stale too. Without ``alone``, the run had
-    several engines, so another one may have run the node, and no entry is reported as stale.
+    With ``complete``, the run included all cases, so that an entry that matches no case is stale, too. Without ``alone``, the run
+    had several engines: another engine may have run the node, so no entry is reported as stale.
     """
     outcomes = tuple(_settle_outcome(outcome, gaps) for outcome in report.outcomes)
     if not alone:
@@ -198,10 +186,10 @@ def settle(
 def _settle_outcome(outcome: Outcome, gaps: Sequence[KnownFailure]) -> Outcome:
     if outcome.word is not ResultWord.FAILED:
         return outcome
-    gap = next((gap for gap in gaps if gap.covers(outcome.case)), None)
-    return (
-        outcome if gap is None else replace(outcome, word=ResultWord.GAP, reason=f"{gap.word}: {gap.reason} [{outcome.reason}]")
-    )
+    for gap in gaps:
+        if gap.covers(outcome.case):
+            return replace(outcome, word=ResultWord.GAP, reason=f"{gap.word}: {gap.reason} [{outcome.reason}]")
+    return outcome
 
 
 def _list_stale(gap: KnownFailure, outcomes: Sequence[Outcome], complete: bool) -> list[str]:
@@ -213,15 +201,11 @@ def _list_stale(gap: KnownFailure, outcomes: Sequence[Outcome], complete: bool) 
     return [f"{gap}: {o.case} {o.word}; narrow or delete the entry" for o in covered if o.word is not ResultWord.GAP]
 
 
-# ---------------------------------------------------------------------- the run
-
 Engine: TypeAlias = str | GraphCompiler
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedCase:
-    """A compiled case, ready to run once."""
-
     run: Callable[[Sequence[Any]], Sequence[Any]]
     placed: tuple[tuple[str, str], ...] = ()
     """Sorted (operator, engine) pairs: the engines to which the nodes were assigned."""
@@ -230,7 +214,7 @@ class PreparedCase:
 
 
 Maker: TypeAlias = Callable[[Function, Sequence[Any]], PreparedCase]
-"""Compiles a Function for inputs of the same types and shapes; raises CompileRefused if it is declined."""
+"""Compiles a Function for the types and shapes of given inputs; raises CompileRefused if the engine declines."""
 Progress: TypeAlias = Callable[[int, int, Outcome], None]
 """Callback after each case: number of cases done, total number, outcome of the case."""
 
@@ -249,9 +233,9 @@ def conform(
     """Run the cases of the given groups (default: all) whose names match ``pattern``, and report the outcomes.
 
     ``gaps`` lists known failures, see `settle`. With ``alternate``, neighbouring nodes are placed on different engines (see
-    `xrt.testing.running`), and every case runs once with each engine first. With ``opening``, sizes of the inputs become symbolic
-    dims, and each engine runs one executable at several sizes. With ``isolate``, engines run in worker processes: a case that
-    crashes its worker has failed, and a new worker runs the next case.
+    `xrt.testing.running`), and every case runs once with each engine as the first one. With ``opening``, sizes of the inputs
+    become symbolic dims, and each engine runs one executable at several sizes. With ``isolate``, engines run in worker processes:
+    a case that crashes its worker has failed, and a new worker runs the next case.
     """
     originals = [registry.create(engine) for engine in ([engines] if isinstance(engines, str | GraphCompiler) else engines)]
     tested = isolate_engines(originals) if isolate else originals
@@ -263,15 +247,14 @@ def conform(
         if progress is not None:
             progress(done, len(cases), outcomes[-1])
     name = ",".join(engine.spec for engine in originals) + ", alternating" * alternate
-    # A partial run cannot tell that an entry of ``gaps`` matches no case.
     complete = pattern == "*" and not groups
     return settle(ConformanceReport(name, tuple(outcomes)), gaps, complete=complete, alone=len(originals) == 1)
 
 
 def makers_for(engines: Sequence[GraphCompiler], *, alternate: bool = False, opening: Opening | None = None) -> tuple[Maker, ...]:
-    """List the functions that prepare a case; every case runs once with each of them.
+    """List the functions that prepare a case; every case runs once with each of these functions.
 
-    One engine is called directly; several are planned as in a module. With ``alternate``, each engine is the first one once.
+    A single engine is called directly, and several engines run in a module.
     """
     if alternate and len(engines) < 2:
         raise OptionError("nodes alternate between two engines or more; list another")
@@ -288,7 +271,7 @@ def run_single(engine: GraphCompiler) -> Maker:
     """Return a maker that calls ``compile`` and ``run`` of the engine directly, without the planner and runtime of XRT."""
 
     def make(function: Function, inputs: Sequence[Any]) -> PreparedCase:
-        # Folded as in a module: otherwise engines would be tested on constant parts that never reach them.
+        # Fold constants as a module does, so that the engine gets the same nodes.
         prepared = _fold_constants(function)
         executable = compile_alone(engine, prepared, inputs)
 
@@ -302,7 +285,7 @@ def run_single(engine: GraphCompiler) -> Maker:
 
 
 def run_at_sizes(engine: GraphCompiler, opening: Opening, *, fold: bool = True) -> Maker:
-    """Return a maker that compiles once with symbolic dims, and also checks results at other sizes than those of the case.
+    """Return a maker that compiles once with symbolic dims, and checks results at the sizes of the case and at other sizes.
 
     The run raises AssertionError for wrong results at other sizes.
     """
@@ -328,11 +311,11 @@ def _place_all(function: Function, engine: GraphCompiler) -> tuple[tuple[str, st
     return tuple(sorted({(node.op, engine.name) for node in function.nodes}))
 
 
-def run_list(engines: Sequence[GraphCompiler], **options: Any) -> Maker:
-    """Return a maker that partitions over a list of engines, in a module of `make_module` with ``options``."""
+def run_list(engines: Sequence[GraphCompiler]) -> Maker:
+    """Return a maker that partitions over a list of engines, in a module of `make_module`."""
 
     def make(function: Function, inputs: Sequence[Any]) -> PreparedCase:
-        module = make_module(_fold_constants(function), engines, **options)
+        module = make_module(_fold_constants(function), engines)
         try:
             module.compile(*inputs)
         except PlanError as error:
@@ -359,28 +342,21 @@ def _list_placements(launches: Sequence[Launch]) -> tuple[tuple[str, str], ...]:
 
 
 def _fold_constants(function: Function) -> Function:
-    """Fold constants, as a module does. Keep the function as it is if folding would leave no node."""
+    """Fold constants as a module does, unless this would leave no node."""
     simple = optimize(passes.infer_shapes(function), fold=True)
     return simple if simple.nodes else function
 
 
 def _find_compile_error(error: PlanError) -> Exception:
-    """Find the exception to report for a PlanError: CompileFailed if it is in the chain of causes, otherwise CompileRefused."""
-    # An engine may refuse a case, but a failure of its library is a defect, even inside a PlanError.
+    """Get the CompileFailed that caused a PlanError, or make a CompileRefused: then the engines declined."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, CompileFailed):
         cause = cause.__cause__
     return cause or CompileRefused(str(error))
 
 
-# ---------------------------------------------------------------------- a single case
-
-
 def run_case(case: ConformanceCase, *makers: Maker) -> Outcome:
-    """Run one case with each maker, and report the first outcome that did not pass, or else the last.
-
-    Every Exception becomes an outcome; only BaseExceptions such as KeyboardInterrupt propagate.
-    """
+    """Run one case with each maker; return the first outcome that is not PASSED, or else the last. Exceptions become outcomes."""
     start = time.perf_counter()
     placed: set[tuple[str, str]] = set()
     with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -406,9 +382,8 @@ def _try_maker(case: ConformanceCase, make: Maker) -> Outcome:
 
 def _run_prepared(case: ConformanceCase, ready: PreparedCase) -> Outcome:
     """Run a compiled case on copies of its inputs, and judge results and inputs."""
-    # Copies, which are compared with the originals after the run: an engine must not write to its inputs.
     inputs = copy.deepcopy(case.inputs)
-    # Engines in a mixture round between nodes, and libraries quantize ties to different steps.
+    # Several engines round between their nodes, and libraries quantize ties to different steps.
     admit_ties = len({engine for _, engine in ready.placed}) > 1 or any("Quant" in operator for operator in case.operators)
 
     try:
@@ -424,10 +399,9 @@ def _run_prepared(case: ConformanceCase, ready: PreparedCase) -> Outcome:
 
 
 def _find_cause(case: ConformanceCase, ready: PreparedCase, results: Sequence[Any], admit_ties: bool) -> str:
-    """Name the declared deviation of an engine that explains all differences; empty if no declared deviation does."""
-    # Only engines that ran a node can be the cause.
-    names = {engine for _, engine in ready.placed}
-    engines = [engine for engine in ready.engines if engine.name in names]
+    """Name the declared deviation that explains all differences; empty if the declared deviations do not explain them."""
+    used_names = {engine for _, engine in ready.placed}
+    engines = [engine for engine in ready.engines if engine.name in used_names]
     if not engines or case.is_random:
         return ""
     explained = overlook_deviations(results, case.function, case.inputs, case.truth, engines)

@@ -33,7 +33,7 @@ How: TypeAlias = Literal[
     "raise", "refuse", "hang", "kill", "memory", "dtype", "shape", "nan", "value", "missing", "scalar", "write_input"
 ]
 
-# These corrupt the results of `run`, so they have no meaning in another method.
+# These corrupt the results of `run`, so they are not possible in another method.
 _RESULT_FAULTS: tuple[How, ...] = ("dtype", "shape", "nan", "value", "missing", "scalar", "write_input")
 _METHODS_BY_FAULT: dict[How, tuple[Where, ...]] = {
     "raise": get_args(Where),
@@ -44,7 +44,7 @@ _METHODS_BY_FAULT: dict[How, tuple[Where, ...]] = {
 
 
 class Journal:
-    """Counts an engine's calls by method and stores the compiled Functions. Counting is thread-safe."""
+    """Counts an engine's calls by method, and stores the compiled Functions. Thread-safe."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -53,17 +53,15 @@ class Journal:
         """The Functions that `compile` did not refuse, in order."""
 
     def note(self, method: str) -> int:
-        """Count one call of ``method``, and return the new count."""
         with self._lock:
             self._counts[method] += 1
             return self._counts[method]
 
     def count(self, method: str) -> int:
-        """The number of calls of ``why_not``, ``compile``, ``prepare``, ``run``, ``memory``, ``close`` or ``version`` so far."""
+        """Get the number of calls of a method so far. `RecordingEngine` does not count ``memory`` and ``version``."""
         return self._counts[method]
 
     def clear(self) -> None:
-        """Reset the counts, and forget the compiled Functions."""
         with self._lock:
             self._counts.clear()
             self.compiled.clear()
@@ -78,7 +76,7 @@ class RecordingEngine(GraphCompiler):
 
     name: ClassVar[str] = "recording"
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
-    """The devices that ``inner`` may have; `why_not` declines nodes on devices that it does not have."""
+    """`why_not` declines nodes on those of these devices that the inner engine does not have."""
 
     inner: str = REFERENCE
     """The spec of the engine to delegate to."""
@@ -89,7 +87,7 @@ class RecordingEngine(GraphCompiler):
     alternative is refused at compile."""
     mark: str = ""
     """Distinguishes engines with otherwise equal options."""
-    # Not compared: equal options must make equal engines, whatever was recorded.
+    # Not compared, because engines with equal options must be equal.
     journal: Journal = field(init=False, default_factory=Journal, compare=False, repr=False)
 
     @property
@@ -108,25 +106,24 @@ class RecordingEngine(GraphCompiler):
         return self._engine.why_not(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        # A refused compile counts as a call, but `compiled` has only the Functions that went on to the inner engine.
         self.journal.note("compile")
-        self._check_refuses(function)
-        self.journal.compiled.append(function)
-        return ObservedExecutable(self._engine.compile(function, context), self.journal)
+        return ObservedExecutable(self._compile_inner(function, context), self.journal)
 
-    def _check_refuses(self, function: Function) -> None:
-        """Raise CompileRefused if the Function has all operators of one combination in `refuses`."""
-        present = {node.op for node in function.nodes}
-        for together in self.refuses.split("|") if self.refuses else ():
-            if set(together.split("+")) <= present:
-                raise CompileRefused(f"the {self.name} engine is set to refuse {together}")
+    def _compile_inner(self, function: Function, context: CompileContext) -> Executable:
+        """Compile on the inner engine, and record the Function; raises CompileRefused for a combination in `refuses`."""
+        operators = {node.op for node in function.nodes}
+        for combination in self.refuses.split("|") if self.refuses else ():
+            if operators.issuperset(combination.split("+")):
+                raise CompileRefused(f"the {self.name} engine is set to refuse {combination}")
+        self.journal.compiled.append(function)
+        return self._engine.compile(function, context)
 
     def version(self) -> str:
         return f"{self.name} of {self._engine.version()}"
 
 
 class ObservedExecutable(Executable):
-    """Records the calls of another executable in a journal."""
+    """Delegates to another executable, and counts the calls in a journal."""
 
     def __init__(self, inner: Executable, journal: Journal) -> None:
         self.inner = inner
@@ -150,7 +147,7 @@ class ObservedExecutable(Executable):
 
 @dataclass(frozen=True)
 class FaultyEngine(RecordingEngine):
-    """An engine that misbehaves in one method, in one way, at every call or only at the n-th.
+    """An engine that misbehaves in one method, in one way, in every call or only in the n-th one.
 
     Raises OptionError if ``how`` is not possible in ``where``, such as a wrong value in `compile`.
     """
@@ -170,27 +167,26 @@ class FaultyEngine(RecordingEngine):
                 f"{self.where!r} cannot misbehave by {self.how!r}, only {', '.join(map(repr, _METHODS_BY_FAULT[self.how]))} can"
             )
 
-    def due(self, where: Where, count: int) -> bool:
+    def is_due(self, where: Where, count: int) -> bool:
         """Whether the ``count``-th call of the method ``where`` must misbehave."""
         return where == self.where and self.nth in (0, count)
 
     def count_call(self, where: Where) -> int:
-        """Count a call and return its number; raises, hangs or kills the process if that is due."""
+        """Count a call and return its number. Raise, hang or kill the process if this call must do so."""
         count = self.journal.note(where)
-        if self.due(where, count) and self.how in _FAULT_ACTIONS:
+        if self.is_due(where, count) and self.how in _FAULT_ACTIONS:
             _FAULT_ACTIONS[self.how](where)
         return count
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        if self.due("why_not", self.count_call("why_not")):
+        if self.is_due("why_not", self.count_call("why_not")):
             return "the faulty engine is set to decline"
         return self._explain_refusal(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        if self.due("compile", self.count_call("compile")) and self.how == "refuse":
+        if self.is_due("compile", self.count_call("compile")) and self.how == "refuse":
             raise CompileRefused("the faulty engine is set to refuse")
-        self._check_refuses(function)
-        return _FailingExecutable(self._engine.compile(function, context), self)
+        return _FailingExecutable(self._compile_inner(function, context), self)
 
     def version(self) -> str:
         self.count_call("version")
@@ -208,9 +204,8 @@ class _FailingExecutable(Executable):
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         count = self.engine.count_call("run")
-        # The call is counted before the inner run, so that ``raise``, ``hang`` and ``kill`` leave no results.
         results = list(self.inner.run(inputs, options))
-        if self.engine.due("run", count) and self.engine.how in _RESULT_FAULTS:
+        if self.engine.is_due("run", count) and self.engine.how in _RESULT_FAULTS:
             _corrupt_results(self.engine.how, results, inputs)
         return results
 
@@ -229,10 +224,10 @@ def _raise(where: Where) -> None:
 
 
 def _exhaust(where: Where) -> None:
-    """Allocate memory without touching it, up to 1 TiB, then raise MemoryError."""
-    # Zeros are mapped lazily: the address space runs out, or the limit of a worker, before the machine's memory does.
+    """Allocate up to 1 TiB, then raise MemoryError."""
+    # Zeros are mapped lazily, so this exceeds the address space or the limit of a worker, and not the machine's memory.
     blocks = [np.zeros(1 << 30, np.uint8) for _ in range(1 << 10)]
-    raise MemoryError(f"the faulty engine is set to ask for {len(blocks)} GiB in {where}")
+    raise MemoryError(f"the faulty engine is set to allocate {len(blocks)} GiB in {where}")
 
 
 _FAULT_ACTIONS: dict[How, Callable[[Where], object]] = {

@@ -1,7 +1,7 @@
 """Fuzzing: run many generated graphs on engines in several modes, and compare the results with those of the reference engine.
 
 A seed determines one graph and its inputs, the same on every machine. A graph with wrong results is reduced and reported as a
-`Finding`; `write_entry` adds it to the corpus, which every engine's suite runs. The command is ``xrt fuzz``.
+`Finding`. `write_entry` adds it to the corpus, which every engine's suite runs. The command is ``xrt fuzz``.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ from xrt.verify.regions import bisect_difference
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A graph and inputs to call it with."""
-
     function: Function
     inputs: tuple[Any, ...]
 
@@ -64,7 +62,7 @@ class ExecutionMode:
 
     @property
     def title(self) -> str:
-        """The kind and the engines as text, which is the key in `Fuzzer.counts`."""
+        """The kind and the engines as text, a key of `Fuzzer.counts`."""
         names = ",".join(engine.name for engine in self.engines)
         titles = {"alone": f"{names} alone", "mixed": f"mixture of {names}", "alternating": f"alternating {names}"}
         return titles.get(self.kind, names)
@@ -93,12 +91,12 @@ class ExecutionMode:
         for node in function.nodes:
             indices = range(len(self.engines))
             supporting = [i for i in indices if self.engines[i].why_not(node, function) is None] or [indices[-1]]
-            # Hash the node's name, so that a reduction of the graph does not move other nodes.
+            # Hash the node's name, so that nodes stay on their engines when the graph is reduced.
             engine_indices[node.name] = supporting[zlib.crc32(f"{self.seed}/{node.name}".encode()) % len(supporting)]
         try:
             return _run_module(function, self.engines, pin_nodes(self.engines, engine_indices), inputs)
         except PlanError as error:
-            # A pinned region has no fallback, so its engine may refuse it as a whole. A failure of a library is a finding.
+            # A pinned region has no fallback if its engine refuses it. A failure of a library is a finding.
             if "failed to compile" in str(error):
                 raise
             raise CompileRefused(str(error)) from error
@@ -111,15 +109,15 @@ def _run_module(function: Function, engines: Sequence[GraphCompiler], pins: Sequ
             return run_outputs(module(*inputs), function)
 
 
-WIDE = Form(
+WIDE_FORM = Form(
     families=tuple(ALL_FAMILIES),
     dtypes=(DType.FLOAT32, DType.INT64, DType.BOOL, DType.FLOAT64, *INTEGERS[1:]),
     rank=6,
     max_nodes=12,
 )
-"""Form for even seeds: all recipes and types."""
-COMMON = replace(WIDE, dtypes=WIDE.dtypes[:3], max_nodes=6)
-"""Form for odd seeds: small graphs of common types, which a single engine often supports entirely."""
+"""The form of graphs with even seeds: all recipes and types."""
+COMMON_FORM = replace(WIDE_FORM, dtypes=WIDE_FORM.dtypes[:3], max_nodes=6)
+"""The form of graphs with odd seeds: small graphs of common types, of which an engine often supports every node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +136,7 @@ class Finding:
 
 @dataclass
 class Fuzzer:
-    """Generates graphs from seeds, runs them in all modes, and counts the verdicts."""
+    """Generates graphs from seeds, runs them in the modes of `kinds`, and counts the verdicts."""
 
     engines: Sequence[GraphCompiler | str] = field(default_factory=lambda: registry.list_by_rank()[:1])
     """The engines under test. Default: the engine with the highest rank."""
@@ -158,27 +156,25 @@ class Fuzzer:
         self._opened = isolate_engines(engines) if self.isolate else list(engines)
 
     def run(self, seeds: Sequence[int], progress: Callable[[int, Finding | None], None] = lambda done, finding: None) -> None:
-        """Run the graphs of the seeds. Call ``progress`` with the number of graphs run, for each finding and after each graph."""
+        """Run the graphs of the seeds. Call ``progress`` for each finding and after each graph, with the number of graphs run."""
         for done, seed in enumerate(seeds, 1):
-            # ``progress`` is called for the finding as well, so that it is shown at once.
             if (finding := self.try_seed(seed)) is not None:
                 self.findings.append(finding)
                 progress(done, finding)
             progress(done, None)
 
     def try_seed(self, seed: int) -> Finding | None:
-        """Run one graph in its modes up to the first finding: other modes usually fail for the same reason. None if all agree."""
+        """Run one graph in its modes up to the first finding, since other modes usually fail for the same reason."""
         sample = make_sample(seed)
         try:
-            expected = self.truth(sample.function, sample.inputs)
+            expected = self.run_reference(sample.function, sample.inputs)
         except Exception as error:  # noqa: BLE001  # any failure of the reference is a finding
             self.counts["reference", Verdict.DISAGREES] += 1
             return Finding(seed, "the reference", _summarize(error), sample)
-        tries = (self.try_mode(seed, mode, sample, expected) for mode in self.list_modes(seed))
-        return next((finding for finding in tries if finding is not None), None)
+        findings = (self.try_mode(seed, mode, sample, expected) for mode in self.list_modes(seed))
+        return next(filter(None, findings), None)
 
     def list_modes(self, seed: int) -> list[ExecutionMode]:
-        """List the modes in which to run the graph of a seed."""
         modes = []
         for engine in self._opened:
             modes += [ExecutionMode("alone", (engine,)), ExecutionMode("listed", (engine, self.reference))]
@@ -189,8 +185,8 @@ class Fuzzer:
         ]
         return [mode for mode in modes if mode.kind in self.kinds]
 
-    def truth(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
-        """Compute the expected outputs on the reference engine; inputs are never updated in place."""
+    def run_reference(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
+        """Compute the expected outputs on the reference engine, without updating inputs in place."""
         with np.errstate(all="ignore"):
             return run_alone(self.reference, function.replace(aliases=()), inputs)
 
@@ -216,31 +212,37 @@ class Fuzzer:
         return self._compare(mode, sample, results, expected) if unchanged else CheckVerdict(Verdict.DISAGREES, unchanged.message)
 
     def _compare(self, mode: ExecutionMode, sample: Sample, results: Sequence[Any], expected: Sequence[Any]) -> CheckVerdict:
-        """Compare with the expected outputs. A difference that declared deviations explain counts as declined."""
+        """Compare with the expected outputs. If declared deviations explain the difference, the verdict is DECLINED."""
         with np.errstate(all="ignore"):
-            check = judge_outputs(sample.function, sample.inputs, results, expected, self.truth)
+            check = judge_outputs(sample.function, sample.inputs, results, expected, self.run_reference)
             if check.verdict is not Verdict.DISAGREES:
                 return check
-            # Only for a difference: inner values show whether a special value reached a node with a declared deviation.
+            # The inner values show whether a special value reached a node with a declared deviation.
             exposed = expose_all_values(sample.function)
-            inner = {value.name: array for value, array in zip(exposed.outputs, self.truth(exposed, sample.inputs), strict=True)}
+            inner = {
+                value.name: array
+                for value, array in zip(exposed.outputs, self.run_reference(exposed, sample.inputs), strict=True)
+            }
             engines = [engine for engine in mode.engines if _supports_any_node(engine, sample.function)]
             explained = overlook_deviations(results, sample.function, sample.inputs, expected, engines, inner)
-            if judge_outputs(sample.function, sample.inputs, explained, expected, self.truth).verdict is Verdict.DISAGREES:
+            if (
+                judge_outputs(sample.function, sample.inputs, explained, expected, self.run_reference).verdict
+                is Verdict.DISAGREES
+            ):
                 return check
         cause = name_cause(engines, sample.function, [*sample.inputs, *inner.values(), *expected])
         return CheckVerdict(Verdict.DECLINED, cause)
 
     def _bisect(self, seed: int, mode: ExecutionMode, sample: Sample, check: CheckVerdict) -> Finding:
         """Reduce the graph to the nodes that are needed for the same kind of disagreement."""
-        # A part that fails in another way than the whole graph is another defect.
+        # Another kind would be another defect.
         kind = _classify(check.message)
 
         def differ(part: Function, inputs: Sequence[Any], expected: Sequence[Any]) -> str | None:
             repeated = self.judge(mode, Sample(part, tuple(inputs)), expected)
             return repeated.message if repeated.verdict is Verdict.DISAGREES and _classify(repeated.message) == kind else None
 
-        part = bisect_difference(str(mode), sample.function, sample.inputs, self.truth, differ)
+        part = bisect_difference(str(mode), sample.function, sample.inputs, self.run_reference, differ)
         if part is None:  # caused by aliases, or not reproducible
             return Finding(seed, str(mode), check.message, sample)
         return Finding(seed, str(mode), part.message, Sample(part.function, part.inputs))
@@ -248,12 +250,12 @@ class Fuzzer:
 
 def make_sample(seed: int) -> Sample:
     """Generate the graph and the inputs of a seed; odd seeds use only common types."""
-    function = make_seeded_function(seed, COMMON if seed % 2 else WIDE)
+    function = make_seeded_function(seed, COMMON_FORM if seed % 2 else WIDE_FORM)
     return Sample(function, tuple(make_random_inputs(function, seed)))
 
 
 def _supports_any_node(engine: GraphCompiler, function: Function) -> bool:
-    """Whether the engine supports any node of the Function, so that it may have run some."""
+    """Whether the engine supports any node of the Function, and so may have run it."""
     typed = infer_shapes(function)
     return any(engine.why_not(node, typed) is None for node in typed.nodes)
 

@@ -17,35 +17,35 @@ from xrt.testing.generators.draft import SIZES, Chooser, DraftValue, GraphDraft,
 
 ALL_FAMILIES: dict[str, tuple[Recipe, ...]] = {
     "elementwise": operators.ELEMENTWISE,
-    "reduction": operators.REDUCTIONS,
-    "product": operators.PRODUCTS,
-    "window": operators.WINDOWS,
-    "shape": structured.SHAPES,
-    "stepping": operators.STEPPING,
-    "numbers": operators.NUMBERS,
-    "functions": operators.FUNCTIONS,
-    "normalizations": operators.NORMALIZATIONS,
-    "products": operators.OTHER_PRODUCTS,
-    "windows": operators.OTHER_WINDOWS,
-    "narrow": operators.NARROW,
-    "moves": structured.MOVES,
-    "lists": structured.LISTS,
-    "scans": structured.SCANS,
+    "reduction": operators.REDUCTION,
+    "product": operators.PRODUCT,
+    "window": operators.WINDOW,
+    "shape": structured.SHAPE,
+    "discontinuous": operators.DISCONTINUOUS,
+    "integer": operators.INTEGER,
+    "function": operators.FUNCTION,
+    "normalization": operators.NORMALIZATION,
+    "other product": operators.OTHER_PRODUCT,
+    "other window": operators.OTHER_WINDOW,
+    "16 bits": operators.SIXTEEN_BITS,
+    "indexing": structured.INDEXING,
+    "sequence": structured.SEQUENCE,
+    "scan": structured.SCAN,
 }
-"""All families of recipes by name; the default `Form` has the first six. Control flow is separate, see `Form.control`."""
+"""The recipes by family. The default `Form` has the first six families. If and Loop are not in a family, see `Form.control`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """Restricts the generated Functions. The default allows everything; an engine's suite narrows it."""
 
-    families: tuple[str, ...] = ("elementwise", "reduction", "product", "window", "shape", "stepping")
-    """Keys of `ALL_FAMILIES`, the recipes to choose from."""
+    families: tuple[str, ...] = ("elementwise", "reduction", "product", "window", "shape", "discontinuous")
+    """The keys of `ALL_FAMILIES` to choose recipes from."""
     dtypes: tuple[DType, ...] = (DType.FLOAT32, DType.INT64, DType.BOOL, DType.FLOAT64, DType.INT32)
     control: bool = True
     """Whether to generate If and Loop, whose bodies capture values."""
     passthrough: bool = True
-    """Whether an output may be an input, a constant, or a repeated output."""
+    """Whether an output may be an input, a constant, or another output."""
     empty: bool = True
     """Whether dims may be 0."""
     symbolic: bool = True
@@ -55,11 +55,9 @@ class Form:
     max_nodes: int = 10
     rank: int = 4
     """The maximum rank of tensors."""
-    takes: Callable[[Function], bool] | None = None
-    """Decides after each recipe whether the graph so far is acceptable; if not, the recipe's nodes are removed.
-
-    `SupportFilter` queries an engine. None accepts everything.
-    """
+    accepts: Callable[[Function], bool] | None = None
+    """Called with the graph after each recipe. If it returns False, the nodes of the recipe are removed. The filter
+    `SupportFilter` calls an engine. None accepts everything."""
 
     def __post_init__(self) -> None:
         for name in self.families:
@@ -68,13 +66,13 @@ class Form:
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
-        """The usable recipes of the families: `takes` accepts at least one of `TRIES` samples of each. May be empty."""
+        """The recipes for which `accepts` returns True for at least one of `MAX_RECIPE_SAMPLES` samples."""
         return _list_recipes(self)
 
 
 EVERYTHING = Form()
-TRIES = 100
-"""A recipe is dropped if this many samples were rejected: not fewer, since some recipes choose among many operators."""
+MAX_RECIPE_SAMPLES = 100
+"""A recipe is not used if this many samples were rejected. Some recipes choose among many operators, so fewer do not suffice."""
 
 
 # Cached, because asking an engine about a hundred samples of each recipe takes seconds.
@@ -82,26 +80,29 @@ TRIES = 100
 def _list_recipes(form: Form) -> tuple[Recipe, ...]:
     selected = tuple(recipe for name in form.families for recipe in ALL_FAMILIES[name])
     recipes = selected + (structured.CONTROL if form.control else ())
-    return recipes if form.takes is None else tuple(recipe for recipe in recipes if _is_ever_accepted(recipe, form))
+    return recipes if form.accepts is None else tuple(recipe for recipe in recipes if _is_ever_accepted(recipe, form))
 
 
 def _is_ever_accepted(recipe: Recipe, form: Form) -> bool:
-    # A recipe that adds no node to an empty draft, for lack of operands, does not count as accepted.
-    drafts = (_draft(SeededChooser(seed), form) for seed in range(TRIES))
-    return any(_grow(draft, recipe, form) and draft.nodes for draft in drafts)
+    for seed in range(MAX_RECIPE_SAMPLES):
+        draft = _make_draft(SeededChooser(seed), form)
+        # A recipe that adds no node, because it finds no operands, does not count as accepted.
+        if _apply_recipe(draft, recipe, form) and draft.nodes:
+            return True
+    return False
 
 
-def _draft(choose: Chooser, form: Form) -> GraphDraft:
+def _make_draft(choose: Chooser, form: Form) -> GraphDraft:
     return GraphDraft(choose, form.dtypes, form.empty, form.rank)
 
 
-def _grow(draft: GraphDraft, recipe: Recipe, form: Form) -> bool:
+def _apply_recipe(draft: GraphDraft, recipe: Recipe, form: Form) -> bool:
     """Apply the recipe and return True; if the form does not accept the result, undo it and return False."""
-    before = draft.mark()
+    mark = draft.get_mark()
     recipe(draft)
-    if form.takes is None or form.takes(draft.function(_list_computed(draft))):
+    if form.accepts is None or form.accepts(draft.function(_list_computed(draft))):
         return True
-    draft.undo(before)
+    draft.undo(mark)
     return False
 
 
@@ -110,13 +111,13 @@ def _list_computed(draft: GraphDraft) -> list[DraftValue]:
     return [value for value in draft.values if value.name in names]
 
 
-def function_from(choose: Chooser, form: Form = EVERYTHING) -> Function:
-    """Generate a Function from the chooser's choices; equal choices give equal Functions."""
-    draft = _draft(choose, form)
+def draft_function(choose: Chooser, form: Form = EVERYTHING) -> Function:
+    """Generate a Function with the choices of ``choose``; equal choices give equal Functions."""
+    draft = _make_draft(choose, form)
     for _ in range(choose.integer(1, form.max_nodes)):
-        _grow(draft, choose.pick(form.recipes), form)
+        _apply_recipe(draft, choose.pick(form.recipes), form)
     if not draft.nodes:  # no recipe was applicable, or the form accepted none
-        operators.gentle(draft, draft.add_source(form.dtypes[0], (2,)))
+        operators.add_simple_unary(draft, draft.add_source(form.dtypes[0], (2,)))
     outputs = _choose_outputs(draft, form)
     if form.control_edges:
         _add_control_edges(draft)
@@ -126,7 +127,7 @@ def function_from(choose: Chooser, form: Form = EVERYTHING) -> Function:
 
 
 def _choose_outputs(draft: GraphDraft, form: Form) -> list[DraftValue]:
-    """Choose the outputs: all unread values, sometimes a value that is read, an input or constant, or a repeated output."""
+    """Choose the outputs: all unread values, and sometimes a value that is read, an input or constant, or a repeated output."""
     read = {name for node in draft.nodes for name in node.uses}
     computed = _list_computed(draft)
     # Unread values are always outputs: otherwise optimizing would remove the nodes that compute them.
@@ -145,25 +146,24 @@ def _choose_outputs(draft: GraphDraft, form: Form) -> list[DraftValue]:
 def _add_control_edges(draft: GraphDraft) -> None:
     """Sometimes add a control edge from an earlier node."""
     for index in range(1, len(draft.nodes)):
-        # The largest number, because shrinking prefers small ones: a reduced example has no needless edge.
+        # 7 is the largest number. Shrinking prefers small numbers, so that a reduced example has no unnecessary edge.
         if draft.choose.integer(0, 7) == 7:
             earlier = draft.choose.pick(draft.nodes[:index])  # nodes are in topological order, so no cycle arises
             draft.nodes[index] = replace(draft.nodes[index], control=(earlier.name,))
 
 
 def _choose_aliases(draft: GraphDraft, outputs: Sequence[DraftValue]) -> tuple[tuple[str, str], ...]:
-    """Sometimes alias an input to an output of the same type, which the input holds after the call."""
+    """Sometimes alias an input to an output of the same type: the call then overwrites the input with the output."""
     # Only computed outputs, as in a model that computes the next value of a state.
-    computed = {name for node in draft.nodes for name in node.outputs}
-    pairs = [
-        (i.name, o.name) for i in draft.inputs for o in outputs if o.name in computed and (i.dtype, i.shape) == (o.dtype, o.shape)
-    ]
+    computed = _list_computed(draft)
+    targets = [output for output in outputs if output in computed]
+    pairs = [(i.name, o.name) for i in draft.inputs for o in targets if (i.dtype, i.shape) == (o.dtype, o.shape)]
     return (draft.choose.pick(pairs),) if pairs and draft.choose.integer(0, 4) == 4 else ()
 
 
 def make_seeded_function(seed: int, form: Form = EVERYTHING) -> Function:
     """Generate a Function from a seed, without hypothesis."""
-    return function_from(SeededChooser(seed), form)
+    return draft_function(SeededChooser(seed), form)
 
 
 def make_random_inputs(
@@ -171,7 +171,7 @@ def make_random_inputs(
 ) -> list[Any]:
     """Generate random values for the inputs of a Function, in order; equal seeds give equal values.
 
-    ``sizes`` has the sizes of symbolic dims; missing and unknown ones are 2. Inputs in ``empty`` are None (absent optionals).
+    ``sizes`` maps symbolic dims to sizes; all other dynamic dims are 2. Inputs in ``empty`` are None (absent optionals).
     """
     rng = np.random.default_rng(seed)
     return [None if v.name in empty else _make_value(rng, v.type, sizes) for v in function.inputs]
@@ -188,10 +188,7 @@ def _make_value(rng: np.random.Generator, type_: Type | None, sizes: dict[str, i
 
 
 def rename_values(function: Function, names: Mapping[str, str]) -> Function:
-    """Rename all values and nodes, in bodies too.
-
-    Values that are not in ``names`` get a prime appended, so every name changes.
-    """
+    """Rename all values and nodes, also in bodies. A prime is appended to values that are not in ``names``."""
     old = [name for name in list_names(function) if name]
     values = {name: names.get(name, f"{name}'") for name in old}
     return rename_function(function, values, {name: f"node of {name}" for name in old})

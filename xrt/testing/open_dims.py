@@ -1,11 +1,11 @@
-"""Test executables with symbolic dims: make sizes of a case's inputs symbolic, and run it at the original and at other sizes.
+"""Test executables with symbolic dims: make the dims of a case's inputs symbolic, and run it at the original and at other sizes.
 
 The reference engine, run with concrete sizes, decides which other sizes are possible and computes the expected results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -33,21 +33,17 @@ if TYPE_CHECKING:
 
 
 Opening: TypeAlias = Literal["every", "equal", "first"]
-"""Which sizes of the inputs become symbolic dims. ``every``: each with a separate dim. ``equal``: all except 1, equal sizes share
-a dim. ``first``: axis 0 of each input, equal sizes share a dim."""
+"""Which sizes of the inputs become symbolic dims. ``every``: all, each as a separate dim. ``equal``: all except 1, where equal
+sizes share a dim. ``first``: the size of axis 0 of each input, where equal sizes share a dim."""
 OPENINGS: tuple[Opening, ...] = ("every", "equal", "first")
 
 
 @dataclass(frozen=True)
 class SizedInputs:
-    """Inputs with sizes to test, and the expected outputs."""
-
     function: Function
     """The Function specialized to these sizes."""
-
     values: list[Any]
     expected: list[Any]
-
     may_be_refused: bool
     """Whether RunFailed is acceptable at these sizes: the reference engine accepts some that ONNX does not allow, such as Split
     sizes that do not add up to the size of the axis."""
@@ -59,22 +55,25 @@ class SizedInputs:
         except RunFailed as error:
             message = "" if self.may_be_refused else f"RunFailed: {error}"
         else:
-            message = self._judge(results) and self._judge(
-                overlook_deviations(results, self.function, self.values, self.expected, [engine])
-            )
+            message = self._judge(results)
+            if message:
+                explained = overlook_deviations(results, self.function, self.values, self.expected, [engine])
+                message = self._judge(explained)
         shapes = ", ".join(str(list(value.shape)) for value in self.values if isinstance(value, np.ndarray))
         return Comparison(message and f"at {shapes}: {message}")
 
     def _judge(self, results: Sequence[Any]) -> str:
-        """The first difference beyond tolerance, ties and rounding; empty if there is none."""
+        """Describe the first difference beyond tolerance, ties and rounding; empty if there is none."""
         # Inner casts of an operator's definition decide how much rounding is allowed.
         check = judge_outputs(self._expand_definition(), self.values, results, self.expected, _run_reference)
         return check.message if check.verdict is Verdict.DISAGREES else ""
 
     def _expand_definition(self) -> Function:
         """Replace a single node by its ONNX definition, which shows its inner casts: FlexAttention rounds to a narrower float."""
+        if len(self.function.nodes) != 1:
+            return self.function
         try:
-            return (expand_definition(self.function) if len(self.function.nodes) == 1 else None) or self.function
+            return expand_definition(self.function) or self.function
         except ModelError:  # onnx cannot inline a definition whose optional input is absent
             return self.function
 
@@ -89,18 +88,18 @@ def open_dims(function: Function, inputs: Sequence[Any], opening: Opening) -> Fu
     Raises CompileRefused if no size can be symbolic, an input has no elements, or a body declares shapes.
     """
     if any(isinstance(array, np.ndarray) and not array.size for array in inputs):
-        raise CompileRefused("an input has no elements, which an executable for all sizes may refuse when it runs")
-    # Sizes declared in a body would contradict other sizes of the values that it captures.
+        raise CompileRefused("an input has no elements, which an executable for all sizes may refuse at run time")
+    # Sizes that a body declares would be wrong for other sizes of the values that it captures.
     if any(_declares_sizes(body) for node in function.nodes for body in node.bodies):
-        raise CompileRefused("a body declares the extents of its values")
-    computes = any(node.op not in ELEMENTWISE for node in function.nodes)  # then 1-d integers may be a shape or axes
+        raise CompileRefused("a body declares the sizes of its values")
+    may_read_shapes = any(node.op not in ELEMENTWISE for node in function.nodes)
     opened = tuple(
-        value if computes and _may_be_a_shape(array) else _open(value, array, opening)
+        value if may_read_shapes and _may_be_shape(array) else _open_input(value, array, opening)
         for value, array in zip(function.inputs, inputs, strict=True)
     )
     if opened == function.inputs:
-        raise CompileRefused("no input has an extent that can be a symbolic dim")
-    # Declared types of outputs and inner values have the old sizes, so they are dropped and inferred again.
+        raise CompileRefused("no input has a size that can be a symbolic dim")
+    # Drop the declared types of outputs and inner values, which have the old sizes.
     return passes.infer_shapes(
         function.replace(
             inputs=opened,
@@ -111,12 +110,13 @@ def open_dims(function: Function, inputs: Sequence[Any], opening: Opening) -> Fu
     )
 
 
-def _may_be_a_shape(array: Any) -> bool:
+def _may_be_shape(array: Any) -> bool:
+    """Whether an input may be a shape or axes, whose number determines a rank."""
     return isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype in (np.int32, np.int64)
 
 
-def _open(value: Value, array: Any, opening: Opening) -> Value:
-    """Replace sizes of one input by symbolic dims; values other than tensors of known rank are unchanged."""
+def _open_input(value: Value, array: Any, opening: Opening) -> Value:
+    """Replace sizes of an input by symbolic dims, if it is a tensor of known rank."""
     if not isinstance(array, np.ndarray) or not isinstance(value.type, TensorType) or not value.type.shape:
         return value
     dims = list(value.type.shape)
@@ -135,7 +135,7 @@ def _declares_sizes(body: Function) -> bool:
 
 def compile_for_all_sizes(engine: GraphCompiler, function: Function) -> Executable:
     """Compile and prepare one executable for a Function with symbolic dims; raises CompileRefused if the engine declines."""
-    # As a module does before it asks an engine: engines that lack control flow support the inlined nodes.
+    # As in a module: engines without control flow support the inlined nodes.
     ready = passes.inline_constant_control_flow(function)
     if not engine.supports_dynamic_shapes:
         raise CompileRefused(f"engine {engine.spec!r} compiles for fixed sizes")
@@ -145,40 +145,36 @@ def compile_for_all_sizes(engine: GraphCompiler, function: Function) -> Executab
     return prepare_or_close(engine.compile(ready, CompileContext(threads=count_available_cores())))
 
 
-UNJUDGED = frozenset({"AffineGrid", "Attention", "DynamicQuantizeLinear", "MeanVarianceNormalization"})
+UNTESTED_OPERATORS = frozenset({"AffineGrid", "Attention", "DynamicQuantizeLinear", "MeanVarianceNormalization"})
 """Operators that are not tested at other sizes: the reference accepts sizes that do not match, or a size of 1 is degenerate."""
-
-_CHANGES: tuple[Callable[[int], int], ...] = (lambda size: 2 * size, lambda size: 1)
-"""Functions that map the original size to another one to test."""
 
 
 def list_other_sizes(function: Function, inputs: Sequence[Any]) -> list[SizedInputs]:
-    """Make inputs with doubled sizes and inputs with sizes of 1; omit those that the reference engine does not accept.
+    """Make inputs with doubled sizes and inputs with sizes of 1, if the reference engine accepts these.
 
-    Each changes as many symbolic dims as it accepts: all, or those of the same size as the first, or only the first.
+    As many symbolic dims change as the reference engine accepts: all, or those of the same size as the first, or only the first.
     """
-    if any(node.op in UNJUDGED for node in function.nodes):
+    if any(node.op in UNTESTED_OPERATORS for node in function.nodes):
         return []
-    # Sizes are often tied to each other, so the largest set of dims that may change together is tried first.
     sizes = read_sizes(function.inputs, inputs)
     names = list(sizes)
     equal = [name for name in names if sizes[name] == sizes[names[0]]]
     samples = []
-    for change in _CHANGES:
-        for changing in dict.fromkeys((tuple(names), tuple(equal), tuple(names[:1]))):
-            changed = {**sizes, **{name: change(sizes[name]) for name in changing}}
+    for factor in (2, 0):
+        for changing in (names, equal, names[:1]):
+            changed = {**sizes, **{name: max(factor * sizes[name], 1) for name in changing}}
             if changed != sizes and (sized := _evaluate(function, resize_values(function.inputs, inputs, changed))) is not None:
                 samples.append(sized)
-                break  # one valid choice per change is enough
+                break
     return samples
 
 
 def _evaluate(function: Function, values: list[Any]) -> SizedInputs | None:
-    """Compute the expected outputs of these values on the reference engine; None if it cannot run their sizes."""
+    """Compute the expected outputs on the reference engine; None if it does not accept the sizes of ``values``."""
     shapes = {v.name: x.shape for v, x in zip(function.inputs, values, strict=True) if isinstance(x, np.ndarray)}
     try:
         fixed = passes.specialize(function, shapes)
-        if any(_contradicts(node, fixed) for node in fixed.nodes):
+        if any(_has_wrong_parameters(node, fixed) for node in fixed.nodes):
             return None
         expected = _run_reference(fixed, values)
     except Exception:  # noqa: BLE001  # any failure means that these sizes are invalid
@@ -187,8 +183,8 @@ def _evaluate(function: Function, values: list[Any]) -> SizedInputs | None:
     return SizedInputs(fixed, values, expected, may_be_refused)
 
 
-def _contradicts(node: Node, function: Function) -> bool:
-    """Whether weights or normalization parameters have a wrong shape for the node, which the reference engine would broadcast."""
+def _has_wrong_parameters(node: Node, function: Function) -> bool:
+    """Whether the weights or normalization parameters of a node have a wrong shape, which the reference engine may broadcast."""
     shapes = [type_.shape if isinstance(type_ := function.get_type(name), TensorType) else None for name in node.inputs if name]
     if len(shapes) < 2 or not shapes[0] or not shapes[1]:
         return False

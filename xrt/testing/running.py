@@ -1,13 +1,12 @@
 """Run Functions on engines for tests: in a strict module, or alternating between engines; and account for declared deviations.
 
-In an alternating program, every node is a separate region, and neighbours run on different engines: the hardest mixture. Nodes
-are assigned in topological order. If a node reads a computed value, it is assigned to the next engine in the list after that of
-the node that computes the first such value; otherwise to the engine `first`. After the last engine comes the first. If the engine
-declines the node or refuses it at compile, the next one is tried. So along a chain of nodes that all engines support, every value
-crosses from one engine to another.
+In an alternating program, every node is a separate region, and neighbours run on different engines. Nodes are assigned in
+topological order. If a node reads a computed value, it is assigned to the engine after that of the node that computes the first
+such value, and otherwise to the engine `first`. After the last engine of the list comes the first. If an engine declines the node
+or refuses it at compile, the next engine is tried.
 
 Special values (NaN, infinity and others) for declared deviations are looked up in inputs, constants and expected results, never
-in the results under test: NaN for ordinary numbers is wrong, whatever the engine declares. Types and shapes must always match.
+in the results under test: NaN for ordinary numbers is wrong, even with a declared deviation. Types and shapes must always match.
 """
 
 from __future__ import annotations
@@ -36,26 +35,22 @@ from xrt.verify.execution import expose_all_values, fit_inputs
 from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
 
 if TYPE_CHECKING:
-    from xrt.engines import GraphCompiler
     from xrt.graph import Function, Node
 
 
 def make_module(function: Function, engines: Sequence[GraphCompiler | str], **options: Any) -> XRTModule:
-    """Make a strict module with a new cache, without constant folding.
-
-    With folding, the reference engine would compute constant parts in place of the engines under test.
-    """
+    """Make a strict module with a new cache, without constant folding, by which the reference engine would compute constants."""
     settings: dict[str, Any] = {"strict": True, "fold_constants": False, "cache": CompileCache()} | options
     return XRTModule(function, list(engines), **settings)
 
 
 def run_outputs(results: Any, function: Function) -> list[Any]:
-    """Convert a module's results to a list: a module with a single output returns it bare."""
+    """Convert the results of a module to a list. A module with one output returns it without a tuple."""
     return [results] if len(function.outputs) == 1 else list(results)
 
 
 def isolate_engines(engines: Iterable[GraphCompiler]) -> list[GraphCompiler]:
-    """Wrap each engine to compile and run in a worker process, so that a crash becomes an ordinary error.
+    """Wrap each engine to compile and run in a worker process, so that a crash becomes an exception.
 
     Raises OptionError for an engine that another process cannot import.
     """
@@ -63,7 +58,7 @@ def isolate_engines(engines: Iterable[GraphCompiler]) -> list[GraphCompiler]:
 
 
 class _SharedWorker(IsolatedEngine):
-    """An isolated engine whose worker is shared by successive modules, and ends when this object is deleted."""
+    """An isolated engine whose worker several modules use one after another. It ends when this object is deleted."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -77,11 +72,10 @@ def as_planned(function: Function) -> Function:
 
 
 def fit_inputs_for(function: Function, inputs: Sequence[Any], engines: Sequence[GraphCompiler]) -> Function:
-    """Infer types; if one of the engines does not support dynamic shapes here, fix the shapes to those of the inputs."""
+    """Infer types. If an engine does not support the dynamic shapes, replace them by the shapes of the inputs."""
     typed = infer_shapes(function)
-    # `fit_inputs` decides by one engine: one that needs fixed shapes, if there is any.
-    wants_shapes = [engine for engine in engines if engine.why_not_dynamic(typed) is not None]
-    return fit_inputs(function, inputs, (*wants_shapes, *engines)[0])
+    static_engine = next((engine for engine in engines if engine.why_not_dynamic(typed) is not None), engines[0])
+    return fit_inputs(function, inputs, static_engine)
 
 
 def alternate_engines(
@@ -95,10 +89,10 @@ def alternate_engines(
     """Partition a Function so that neighbouring nodes run on different engines, each node in its own region.
 
     ``first`` is the index of the engine to start with. With ``last_resort``, the last engine does not alternate, and only gets
-    nodes that no other engine supports. ``refused`` has the reasons of refusals at compile by node and engine. Raises
+    nodes that no other engine supports. ``refused`` maps (node, engine) to the reason of a refusal at compile. Raises
     CompileRefused for a node that no engine supports.
     """
-    # Engines with index below ``count`` alternate; the last resort, if any, is tried only when these decline.
+    # Only the engines with an index below ``count`` alternate.
     count = len(engines) - int(last_resort)
     engine_indices: dict[str, int] = {}
     for node in function.nodes:
@@ -106,7 +100,7 @@ def alternate_engines(
         producer = next((producer for producer in producers if producer is not None), None)
         start = first if producer is None else engine_indices[producer.name] + 1
         if start >= count:
-            start = 0  # after the last engine that alternates, or after the last resort
+            start = 0
         reasons = []
         for index in [*range(start, count), *range(start), *range(count, len(engines))]:
             engine = engines[index]
@@ -158,13 +152,13 @@ def overlook_deviations(
 ) -> list[Any]:
     """Copy ``results``, with expected values in place of the elements that a declared deviation of the engines explains.
 
-    A deviation says which special values (NaN, infinity, ...) an operator may handle differently. Two rules:
+    A deviation declares that an operator may handle a kind of special values (NaN, infinity, ...) differently. Two rules:
 
-    1. If a node reads a special value, and the node or one upstream of the value has a deviation for its kind, everything
+    1. If a node reads a special value, and the node or a node upstream of the value has a deviation for its kind, everything
        downstream of the node is replaced.
     2. Otherwise an element is replaced if its expected value is special, and a node upstream has a deviation for its kind.
 
-    ``inner`` maps names to inner values (None: compute them on the reference engine). Results of a wrong type or shape are
+    ``inner`` maps names to inner values; None computes them on the reference engine. Results of a wrong type or shape are
     returned unchanged.
     """
     function = infer_shapes(function)
@@ -201,8 +195,9 @@ def name_cause(engines: Iterable[GraphCompiler], function: Function, values: Ite
 def _trace_deviations(
     function: Function, values: Mapping[str, Any], declared: Sequence[Deviation]
 ) -> tuple[set[str], Mapping[str, set[DeviationKind]]]:
-    """Return the names of the values that depend on a special value through a node with a deviation for it; and, by value, the
-    kinds of deviations of the nodes that it depends on.
+    """Apply rule 1 of `overlook_deviations`: return the names of the values that it replaces.
+
+    Also return for each value the kinds of deviations of the nodes upstream.
     """
     special = {name: _find_kinds([value]) for name, value in values.items()}
     reached: set[str] = set()
@@ -228,9 +223,9 @@ def _find_kinds(values: Iterable[Any]) -> set[DeviationKind]:
 
 
 def _is_argument(node: Node, name: str, function: Function) -> bool:
-    """Whether the value is a parameter of the node rather than data: the ends of a Slice, an empty list of scales of a Resize.
+    """Whether the value is a parameter of the node rather than data, such as the ends of a Slice or empty scales of a Resize.
 
-    The largest integer and an array without elements are usual parameters, so they do not count as special values.
+    In parameters, the largest integer and arrays without elements are usual, so they do not count as special values.
     """
     if name not in node.inputs[1:] or name == node.inputs[0]:
         return False
@@ -241,17 +236,14 @@ def _is_argument(node: Node, name: str, function: Function) -> bool:
 
 
 def _replace_explained(result: Any, reference: Any, everywhere: bool, kinds: set[DeviationKind]) -> Any:
-    """Replace the elements that a deviation explains by the reference's, so that the comparison ignores them.
-
-    These are all elements if ``everywhere``, else those whose expected value is of ``kinds``.
-    """
+    """Replace elements of a result by the reference: all if ``everywhere``, else those whose reference is of ``kinds``."""
     if isinstance(result, list) and isinstance(reference, list) and len(result) == len(reference):
         return [_replace_explained(a, b, everywhere, kinds) for a, b in zip(result, reference, strict=True)]
     if not isinstance(result, np.ndarray) or not isinstance(reference, np.ndarray):
         return result
     if result.dtype != reference.dtype or result.shape != reference.shape:
         return result
-    if everywhere:  # every element depends on a deviation: only dtype and shape can be compared
+    if everywhere:
         return reference
     marks = mark_special_elements(reference)
     explained = [mask for kind, mask in marks.items() if kind in kinds]

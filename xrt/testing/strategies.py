@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hypothesis import strategies as st
 
-from xrt.testing.generate import EVERYTHING, Form, function_from, make_random_inputs
+from xrt.testing.generate import EVERYTHING, Form, draft_function, make_random_inputs
 
 if TYPE_CHECKING:
     from xrt.graph import Function
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class _DrawnChoices:
-    """A Chooser that draws from hypothesis, which can then shrink a failing Function."""
+    """A `Chooser` that draws from hypothesis, so that a failing Function is shrunk."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self._draw = draw
@@ -43,20 +43,20 @@ class _DrawnChoices:
 @st.composite
 def functions(draw: st.DrawFn, form: Form = EVERYTHING) -> Function:
     """Strategy for valid Functions of a form."""
-    return function_from(_DrawnChoices(draw), form)
+    return draft_function(_DrawnChoices(draw), form)
 
 
 @st.composite
 def labels(draw: st.DrawFn, function: Function) -> tuple[int, ...]:
-    """Strategy for partitions of a Function: one label per node, never smaller than that of a node that it depends on.
+    """Strategy for partitions of a Function: one label per node, where equal labels are a region.
 
-    Regions of equal label can then run in the order of their labels. Every partition with an acyclic graph of regions can be
-    labelled like this: number the regions in topological order.
+    No label is smaller than that of a node on which its node depends, so the regions can run in the order of their labels. Every
+    partition with an acyclic graph of regions has such labels: number the regions in topological order.
     """
     chosen_labels: list[int] = []
     index = {node.name: i for i, node in enumerate(function.nodes)}
     for node in function.nodes:
         before = [function.producer_index(name) for name in node.uses] + [index[name] for name in node.control]
-        least = max((chosen_labels[i] for i in before if i is not None), default=0)
-        chosen_labels.append(least + draw(st.integers(0, 2)))
+        min_label = max((chosen_labels[i] for i in before if i is not None), default=0)
+        chosen_labels.append(min_label + draw(st.integers(0, 2)))
     return tuple(chosen_labels)

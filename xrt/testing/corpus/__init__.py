@@ -1,4 +1,4 @@
-"""The regression corpus: small models that some engine once got wrong, in XRT or its predecessor, or that are easy to get wrong.
+"""The regression corpus: small models that an engine computed wrongly, in XRT or its predecessor, or that are easy to get wrong.
 
 Each entry is a Function with inputs and expected outputs, computed by hand or in plain NumPy. Every fixed defect adds an entry,
 and every engine's suite runs all entries.
@@ -15,14 +15,14 @@ FUZZ_ENTRIES = read_entries(Path(__file__).parent / "found")
 """Defects found by fuzzing, one file per entry; the expected outputs are those of the reference engine after the fix."""
 
 CORPUS: tuple[CorpusEntry, ...] = (
-    *shapes.FORMS,
+    *shapes.STRUCTURE_ENTRIES,
     *control.ENTRIES,
     *shapes.ENTRIES,
     *numbers.ENTRIES,
-    *numbers.FUNCTIONS,
-    *numbers.CASTS,
-    *numbers.LIMITS,
-    *shapes.SAMPLED,
+    *numbers.FUNCTION_ENTRIES,
+    *numbers.CAST_ENTRIES,
+    *numbers.LIMIT_ENTRIES,
+    *shapes.SAMPLING_ENTRIES,
     *learned.ENTRIES,
     *FUZZ_ENTRIES,
 )

@@ -7,13 +7,13 @@ import numpy as np
 from xrt.graph import Function, Value
 from xrt.testing.corpus.entry import CorpusEntry, body, f32, graph, i64, node, tensor
 
-X = f32([-1, 2, -3])
+VECTOR = f32([-1, 2, -3])
 TRUE, FALSE = np.array(True), np.array(False)
 
 _THEN = body({}, {"t": "float32[3]"}, node("Neg", "x", "t"))
 _ELSE = body({}, {"e": "float32[3]"}, node("Add", "x c", "e"), constants={"c": f32(1, 1, 1)})
 
-_NESTED = body(
+_NESTED_IF = body(
     {},
     {"o": "float32[3]"},
     node(
@@ -33,35 +33,35 @@ _STEP = body(
     node("Neg", "after", "stacked"),
 )
 
-_FEWER = body(
+_STEP_WITHOUT_OUTPUT = body(
     {"i": "int64[]", "go": "bool[]", "carried": "float32[3]"},
     {"again": "bool[]", "after": "float32[3]"},
     node("Identity", "go", "again"),
     node("Add", "carried x", "after"),
 )
 
-_COUNTED = body(
+_STEP_WITH_CONDITION = body(
     {"i": "int64[]", "go": "bool[]", "n": "int64[]"},
     {"again": "bool[]", "more": "int64[]"},
     node("Add", "n i", "more"),
     node("Less", "more limit", "again"),
 )
 
-_MATRIX = body(
+_STEP_WITHOUT_STATE = body(
     {"i": "int64[]", "go": "bool[]"},
     {"again": "bool[]", "row": "float32[2,2]"},
     node("Identity", "go", "again"),
     node("Neg", "m", "row"),
 )
 
-_SCAN = body(
+_SCAN_STEP = body(
     {"sum": "float32[]", "item": "float32[]"},
     {"total": "float32[]", "out": "float32[]"},
     node("Add", "sum item", "total"),
     node("Mul", "total scale", "out"),
 )
 
-_ROW = body(
+_SYMBOLIC_STEP = body(
     {"i": "int64[]", "cond": "bool[]", "a": "float32[d]"},
     {"cond_out": "bool[]", "next": "float32[d]", "row": "float32[d]"},
     node("Identity", "cond", "cond_out"),
@@ -69,7 +69,7 @@ _ROW = body(
     node("Abs", "a", "row"),
 )
 
-_SUMS = body(
+_UNKNOWN_DIMS_STEP = body(
     {"i": "int64[]", "cond": "bool[]", "a": "float32[?,?]"},
     {"cond_out": "bool[]", "next": "float32[?,?]", "sums": "float32[?]"},
     node("Identity", "cond", "cond_out"),
@@ -78,7 +78,7 @@ _SUMS = body(
     constants={"last": i64([1])},
 )
 
-M = f32([[1, 2], [3, 4]])
+MATRIX = f32([[1, 2], [3, 4]])
 
 _RANGE_STEP = body(
     {"i": "int64[]", "cond": "bool[]", "prev": "int32[]"},
@@ -113,7 +113,7 @@ def _constant_if(condition: str, then: Function, other: Function, output: str = 
     )
 
 
-_THREE = body(
+_BRANCH_WITH_SHARED_NAMES = body(
     {},
     {"n": "float32[3]", "k": "float32[3]", "again": "float32[3]", "s": "float32[3]"},
     node("Neg", "x", "s"),
@@ -126,17 +126,17 @@ _THREE = body(
 def _if(condition: bool) -> CorpusEntry:
     return CorpusEntry(
         f"if_{str(condition).lower()}",
-        "branches read values from outside that are not among the inputs of the node",
+        "the branches capture values, which are not inputs of the If",
         graph(
             {"p": "bool[]", "x": "float32[3]"}, {"y": "float32[3]"}, node("If", "p", "y", then_branch=_THEN, else_branch=_ELSE)
         ),
-        (np.array(condition), X),
-        (-X if condition else X + 1,),
+        (np.array(condition), VECTOR),
+        (-VECTOR if condition else VECTOR + 1,),
     )
 
 
 def _loop(name: str, why: str, trips: int, condition: str) -> CorpusEntry:
-    sums = [X * (turn + 1) for turn in range(trips)]
+    sums = [VECTOR * (turn + 1) for turn in range(trips)]
     return CorpusEntry(
         name,
         why,
@@ -146,8 +146,8 @@ def _loop(name: str, why: str, trips: int, condition: str) -> CorpusEntry:
             node("Loop", f"trips {condition} start", "last all", body=_STEP),
             constants={"yes": TRUE},
         ),
-        (X, np.zeros(3, np.float32), i64(trips)),
-        (X * trips, -np.stack(sums) if sums else np.zeros((0, 3), np.float32)),
+        (VECTOR, np.zeros(3, np.float32), i64(trips)),
+        (VECTOR * trips, -np.stack(sums) if sums else np.zeros((0, 3), np.float32)),
     )
 
 
@@ -156,30 +156,30 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     _if(False),
     CorpusEntry(
         "if_captures_an_inner_value",
-        "a branch reads what another node computes; that node must not be folded away from it, nor freed before it",
+        "a branch captures a computed value, which must not be removed or freed before the If",
         graph(
             {"p": "bool[]", "w": "float32[3]"},
             {"y": "float32[3]"},
             node("Tanh", "w", "x"),
             node("If", "p", "y", then_branch=_THEN, else_branch=_ELSE),
         ),
-        (TRUE, X),
-        (-np.tanh(X),),
+        (TRUE, VECTOR),
+        (-np.tanh(VECTOR),),
     ),
     CorpusEntry(
         "if_in_if",
-        "the inner branches capture through the outer one",
+        "the branches of an inner If capture values from outside of the outer If",
         graph(
             {"p": "bool[]", "inner": "bool[]", "x": "float32[3]"},
             {"y": "float32[3]"},
-            node("If", "p", "y", then_branch=_NESTED, else_branch=_ELSE),
+            node("If", "p", "y", then_branch=_NESTED_IF, else_branch=_ELSE),
         ),
-        (TRUE, TRUE, X),
-        (X * X,),
+        (TRUE, TRUE, VECTOR),
+        (VECTOR * VECTOR,),
     ),
     CorpusEntry(
         "if_without_nodes_in_a_branch",
-        "a branch that is a constant and nothing else",
+        "a branch that only has a constant",
         graph(
             {"p": "bool[]", "x": "float32[3]"},
             {"y": "float32[3]"},
@@ -191,7 +191,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
                 else_branch=body({}, {"e": "float32[3]"}, node("Neg", "x", "e")),
             ),
         ),
-        (TRUE, X),
+        (TRUE, VECTOR),
         (f32(7, 8, 9),),
     ),
     CorpusEntry(
@@ -206,56 +206,58 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "constant_if_of_taken_names",
-        "an inlined branch has names that are taken outside, and gives a constant; a nested one reads values from outside",
+        "an inlined branch has a constant output and the names of outer values; a nested branch captures values",
         graph(
             {"x": "float32[3]", "p": "bool[]"},
             {"a": "float32[3]", "b": "float32[3]", "h": "float32[3]", "d": "float32[3]", "k": "float32[3]", "e": "float32[3]"},
             node("Abs", "x", "size"),
-            node("If", "yes", "a b h d", then_branch=_THREE, else_branch=_THREE),
+            node("If", "yes", "a b h d", then_branch=_BRANCH_WITH_SHARED_NAMES, else_branch=_BRANCH_WITH_SHARED_NAMES),
             node("Mul", "size size", "k"),
             node("If", "p", "e", then_branch=_constant_if("sure", _THEN, _ELSE, "float32[3]"), else_branch=_ELSE),
             node("Neg", "k", "s"),
             constants={"yes": TRUE},
         ),
-        (X, TRUE),
-        (f32(1, 2, 3) - X, f32(1, 2, 3), -X, -X, X * X, -X),
+        (VECTOR, TRUE),
+        (f32(1, 2, 3) - VECTOR, f32(1, 2, 3), -VECTOR, -VECTOR, VECTOR * VECTOR, -VECTOR),
     ),
     CorpusEntry(
         "loop_of_one_turn",
-        "constants limit a Loop to one turn, so it is inlined; what it stacks has a first axis of one",
+        "a Loop of one constant iteration is inlined; its scan output has a first axis of size 1",
         graph(
             {"x": "float32[3]", "start": "float32[3]"},
             {"last": "float32[3]", "all": "float32[?,3]", "kept": "float32[3]"},
             node("Loop", "one yes start", "last all", body=_STEP),
-            node("Loop", "zero - last", "kept", body=_FEWER),
+            node("Loop", "zero - last", "kept", body=_STEP_WITHOUT_OUTPUT),
             constants={"one": i64(1), "zero": i64(0), "yes": TRUE},
         ),
-        (X, f32(1, 1, 1)),
-        (X + 1, -(X + 1)[None], X + 1),
+        (VECTOR, f32(1, 1, 1)),
+        (VECTOR + 1, -(VECTOR + 1)[None], VECTOR + 1),
     ),
-    _loop("loop_stacks", "what each turn gives is stacked along a new first axis, also when it has axes of its own", 3, "yes"),
-    _loop("loop_without_condition", "no condition means go on; the reference of onnx takes it for stop", 2, "-"),
-    _loop("loop_of_no_turns", "no turn: the carried value comes out as it went in, and nothing is stacked", 0, "yes"),
+    _loop("loop_stacks", "scan outputs are stacked along a new first axis, even if they have other axes", 3, "yes"),
+    _loop("loop_without_condition", "without a condition a Loop continues; onnx's reference stops", 2, "-"),
+    _loop(
+        "loop_of_no_turns", "without iterations, the loop-carried value does not change, and the scan output is empty", 0, "yes"
+    ),
     CorpusEntry(
         "loop_of_no_turns_over_open_extents",
-        "no turn: what is stacked has the extents that a turn would give, though the model names them only",
+        "without iterations, the scan output has the symbolic dims of the body",
         graph(
             {"n": "int64[]", "x": "float32[d]", "z": "float32[k,d]"},
             {"y": "float32[?,d]"},
-            node("Loop", "n yes x", "h r", body=_ROW),
+            node("Loop", "n yes x", "h r", body=_SYMBOLIC_STEP),
             node("Concat", "r z", "y", axis=0),
             constants={"yes": TRUE},
         ),
-        (i64(0), X, np.ones((2, 3), np.float32)),
+        (i64(0), VECTOR, np.ones((2, 3), np.float32)),
         (np.ones((2, 3), np.float32),),
     ),
     CorpusEntry(
         "loop_of_no_turns_over_unnamed_extents",
-        "no turn: an extent of what is stacked that the model does not name is 0, whatever other unnamed extents are",
+        "without iterations, an unknown dim of the scan output is 0",
         graph(
             {"n": "int64[]", "x": "float32[?,?]"},
             {"y": "float32[?,?]"},
-            node("Loop", "n yes x", "h y", body=_SUMS),
+            node("Loop", "n yes x", "h y", body=_UNKNOWN_DIMS_STEP),
             constants={"yes": TRUE},
         ),
         (i64(0), np.ones((2, 5), np.float32)),
@@ -263,11 +265,11 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "loop_stops_by_its_condition",
-        "no trip count: the body itself says when to stop",
+        "a Loop without a trip count, which its body stops",
         graph(
             {"start": "int64[]", "limit": "int64[]"},
             {"n": "int64[]"},
-            node("Loop", "- yes start", "n", body=_COUNTED),
+            node("Loop", "- yes start", "n", body=_STEP_WITH_CONDITION),
             constants={"yes": TRUE},
         ),
         (i64(0), i64(5)),
@@ -275,18 +277,22 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "loop_stacks_matrices",
-        "the reference of onnx joins matrices end to end instead of stacking them",
-        graph({"m": "float32[2,2]", "trips": "int64[]"}, {"all": "float32[?,2,2]"}, node("Loop", "trips -", "all", body=_MATRIX)),
-        (M, i64(2)),
-        (-np.stack([M, M]),),
+        "onnx's reference concatenates matrices instead of stacking them",
+        graph(
+            {"m": "float32[2,2]", "trips": "int64[]"},
+            {"all": "float32[?,2,2]"},
+            node("Loop", "trips -", "all", body=_STEP_WITHOUT_STATE),
+        ),
+        (MATRIX, i64(2)),
+        (-np.stack([MATRIX, MATRIX]),),
     ),
     CorpusEntry(
         "scan_captures",
-        "the body of a Scan reads a value from outside",
+        "the body of a Scan captures an input",
         graph(
             {"xs": "float32[4]", "scale": "float32[]"},
             {"last": "float32[]", "sums": "float32[4]"},
-            node("Scan", "zero xs", "last sums", body=_SCAN, num_scan_inputs=1),
+            node("Scan", "zero xs", "last sums", body=_SCAN_STEP, num_scan_inputs=1),
             constants={"zero": f32(0)},
         ),
         (f32(1, 2, 3, 4), f32(10)),
@@ -294,12 +300,12 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "scan_captures_a_result",
-        "the body of a Scan reads what a node outside computes, as in the gradient of an LSTM; openvino's reader fails there",
+        "the body of a Scan captures a computed value, as in the gradient of an LSTM; OpenVINO cannot read it",
         graph(
             {"xs": "float32[4]", "negative": "float32[]"},
             {"last": "float32[]", "sums": "float32[4]"},
             node("Neg", "negative", "scale"),
-            node("Scan", "zero xs", "last sums", body=_SCAN, num_scan_inputs=1),
+            node("Scan", "zero xs", "last sums", body=_SCAN_STEP, num_scan_inputs=1),
             constants={"zero": f32(0)},
         ),
         (f32(1, 2, 3, 4), f32(-10)),

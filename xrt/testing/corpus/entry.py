@@ -14,6 +14,7 @@ The text is exact for every element type and can be reviewed as a diff.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,24 +32,22 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class CorpusEntry:
-    """A model, its inputs and expected outputs, and the reason to test it."""
-
     name: str
     why: str
-    """The defect that the entry reproduces, or the mistake that it checks for."""
+    """The defect that the entry reproduces, or the mistake that it detects."""
     function: Function
     inputs: tuple[Any, ...]
     """Read-only arrays; `make_inputs` copies them."""
     expected: tuple[Any, ...]
 
     def __post_init__(self) -> None:
-        # Entries are shared by all tests of a process, so that a write to one must fail at once.
+        # All tests of a process share the entries, so a write must fail at once.
         for value in (*self.inputs, *self.expected):
             _freeze(value)
 
     def make_inputs(self) -> list[Any]:
         """Copy the inputs into writable arrays with the same strides, as a caller would pass them."""
-        return [_copy(value) for value in self.inputs]
+        return copy.deepcopy(list(self.inputs))
 
     def judge(self, results: Sequence[Any]) -> Comparison:
         """Compare results with the expected outputs, within the tolerance of a single operator."""
@@ -62,16 +61,8 @@ def _freeze(value: Any) -> None:
         _freeze(item)
 
 
-def _copy(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_copy(item) for item in value]
-    if isinstance(value, dict):
-        return dict(value)
-    return value.copy(order="K") if isinstance(value, np.ndarray) else value
-
-
 def f32(*numbers: Any) -> Array:
-    """Make a float32 array of the arguments; a single argument (a number or nested lists) is the whole array."""
+    """Make a float32 array: of the arguments, or of one argument, which is a number or nested lists."""
     return np.array(numbers[0] if len(numbers) == 1 else numbers, np.float32)
 
 
@@ -86,20 +77,22 @@ def tensor(text: str) -> TensorType:
     >>> str(tensor("float32[2,N,?]"))
     'float32[2,N,?]'
     """
-    kind, _, rest = text.rstrip("]").partition("[")
-    return TensorType(DType.parse(kind), tuple(_dim(d) for d in rest.split(",") if d))
+    dtype, _, dims = text.rstrip("]").partition("[")
+    return TensorType(DType.parse(dtype), tuple(_parse_dim(dim) for dim in dims.split(",") if dim))
 
 
-def _dim(text: str) -> int | str | None:
-    return None if text == "?" else int(text) if text.isdigit() else text
+def _parse_dim(text: str) -> int | str | None:
+    if text == "?":
+        return None
+    return int(text) if text.isdigit() else text
 
 
 def node(
     op: str, inputs: str, outputs: str, *, name: str = "", control: tuple[str, ...] = (), domain: str = "", **attributes: Any
 ) -> Node:
     """Make a node from space-separated names of inputs and outputs; ``-`` is an absent optional one."""
-    read, written = (tuple("" if part == "-" else part for part in text.split()) for text in (inputs, outputs))
-    return Node(op, read, written, read_attributes(attributes), domain, name, control)
+    input_names, output_names = (tuple("" if name == "-" else name for name in text.split()) for text in (inputs, outputs))
+    return Node(op, input_names, output_names, read_attributes(attributes), domain, name, control)
 
 
 def graph(
@@ -111,10 +104,7 @@ def graph(
     aliases: tuple[tuple[str, str], ...] = (),
     ml: int | None = None,
 ) -> Function:
-    """Make a Function. Types are written as for `tensor`, or given as Type objects for sequences and optionals.
-
-    ``ml`` is the opset version of ai.onnx.ml, if nodes of that domain are used.
-    """
+    """Make a Function. A type is a text for `tensor`, or a Type. ``ml`` is the opset version of ai.onnx.ml."""
     weights = {name: Constant(array) for name, array in (constants or {}).items()}
     opsets = {"": opset} if ml is None else {"": opset, "ai.onnx.ml": ml}
     return Function(_make_values(inputs), _make_values(outputs), nodes, weights, opsets, aliases)
@@ -130,7 +120,7 @@ def _make_values(values: Mapping[str, str | Type]) -> tuple[Value, ...]:
 
 
 def sequence(text: str) -> SequenceType:
-    """The type of a sequence of tensors, spelled as for `tensor`."""
+    """Make the type of a sequence of tensors; ``text`` is as for `tensor`."""
     return SequenceType(tensor(text))
 
 
@@ -164,10 +154,10 @@ def read_entry(path: Path) -> CorpusEntry:
     if not why.startswith(_WHY) or len(parts) != 3:
         raise ModelError(f"{path.name} is no entry of the corpus; it must begin with {_WHY!r} and have two more parts after it")
     function, inputs, expected = (parse(part) for part in parts)
-    return CorpusEntry(path.stem, why.removeprefix(_WHY), function, _arrays(inputs), _arrays(expected))
+    return CorpusEntry(path.stem, why.removeprefix(_WHY), function, _read_arrays(inputs), _read_arrays(expected))
 
 
-def _arrays(function: Function) -> tuple[Any, ...]:
+def _read_arrays(function: Function) -> tuple[Any, ...]:
     for value in function.outputs:
         if value.name not in function.constants:
             raise ModelError(f"the values of an entry are constants, and {value.name!r} is none")

@@ -20,7 +20,7 @@ def node(op: str, inputs: str, outputs: str, **attributes: Any) -> Any:
 ENTRIES: tuple[CorpusEntry, ...] = (
     CorpusEntry(
         "zip_map_of_integers",
-        "what a classifier of scikit-learn gives by default: a list with a dictionary for each row",
+        "the default output of scikit-learn's classifiers: a list with a dictionary for each row",
         graph(
             {"x": "float32[N,2]"}, {"y": SequenceType(_INTEGER_MAP)}, node("ZipMap", "x", "y", classlabels_int64s=[7, -1]), ml=1
         ),
@@ -29,7 +29,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "zip_map_of_texts",
-        "labels that are texts are keys as they are, and what is computed before the map may be in another region",
+        "labels that are strings; the operator before ZipMap may be in another region",
         graph(
             {"x": "float32[1,2]"},
             {"y": SequenceType(_STRING_MAP), "s": "float32[1,2]"},
@@ -42,7 +42,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "map_to_row",
-        "a dictionary as an input: a key of the vocabulary that it lacks is zero",
+        "a dictionary as an input: a missing key of the vocabulary is zero",
         graph(
             {"x": _STRING_MAP},
             {"y": "float32[1,3]"},
@@ -55,7 +55,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "map_to_values",
-        "the values of a dictionary go in the order of their keys; sparse, into the columns that the keys name",
+        "CastMap sorts the values of a dictionary by key; with map_form=SPARSE, the keys are the columns",
         graph(
             {"x": _INTEGER_MAP},
             {"dense": "float32[1,2]", "sparse": "int64[1,5]"},
@@ -68,7 +68,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "rows_over_their_norms",
-        "a row is divided by its norm, though its squares overflow; a row of zeros stays",
+        "a row is divided by its norm even if its squares overflow; a row of zeros does not change",
         graph(
             {"x": "float32[3,2]"},
             {"a": "float32[3,2]", "b": "float32[3,2]", "c": "float32[3,2]"},
@@ -86,7 +86,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "labels_by_number",
-        "all numbers pick along the last axis, and from one axis they make a row; the shape is known where theirs is",
+        "ArrayFeatureExtractor selects along the last axis, and makes a row of a 1-d input",
         graph(
             {"i": "int64[3,1]"},
             {"y": "int64[3]"},
@@ -100,7 +100,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "stop_words_in_any_case",
-        "a stop word that is compared without regard to case is dropped in any, and accents stay",
+        "stop words are removed regardless of case, and accents remain",
         graph(
             {"x": "string[4]"},
             {"y": "string[2]"},

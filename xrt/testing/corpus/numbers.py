@@ -12,11 +12,11 @@ from xrt.graph import DType
 from xrt.testing.corpus.entry import Array, CorpusEntry, f32, graph, i64, node
 
 NAN, INF = np.nan, np.inf
-INT4 = np.array([-8, -1, 0, 7]).astype(ml_dtypes.int4)
+_INT4_VALUES = np.array([-8, -1, 0, 7]).astype(ml_dtypes.int4)
 ENTRIES: tuple[CorpusEntry, ...] = (
     CorpusEntry(
         "nan_goes_through",
-        "Max and Relu keep a NaN, whichever side it is on",
+        "Max returns NaN if either operand is NaN",
         graph({"x": "float32[4]", "y": "float32[4]"}, {"m": "float32[4]"}, node("Max", "x y", "m")),
         (f32(NAN, 1, INF, -INF), f32(1, NAN, 1, 1)),
         (f32(NAN, NAN, INF, 1),),
@@ -40,14 +40,14 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "softmax_before_opset_13",
-        "before opset 13 Softmax takes all axes from the given one as a single axis",
+        "before opset 13, Softmax normalizes over all axes from `axis` on",
         graph({"x": "float32[1,2,2]"}, {"y": "float32[1,2,2]"}, node("Softmax", "x", "y", axis=1), opset=11),
         (f32([[[0, 0], [0, 0]]]),),
         (f32([[[0.25, 0.25], [0.25, 0.25]]]),),
     ),
     CorpusEntry(
         "training_batch_normalization",
-        "the ancestor forgot on cloning that a node is in its training form, and gave it to an engine without one",
+        "the predecessor of XRT lost training_mode when it cloned a node",
         graph(
             {"x": "float32[2,1]", "one": "float32[1]", "zero": "float32[1]", "mean": "float32[1]", "var": "float32[1]"},
             {"y": "float32[2,1]", "new_mean": "float32[1]", "new_var": "float32[1]"},
@@ -58,14 +58,14 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "brain_float",
-        "bfloat16, which NumPy itself does not have",
+        "bfloat16, which is not a type of NumPy",
         graph({"x": "bfloat16[2]"}, {"y": "float32[2]"}, node("Cast", "x", "y", to=1)),
         (np.array([1.5, -2]).astype(ml_dtypes.bfloat16),),
         (f32(1.5, -2),),
     ),
     CorpusEntry(
         "four_bits",
-        "int4, held one to a byte in memory and two in a file",
+        "int4, which takes a byte in memory and half a byte in a file",
         graph(
             {"x": "int4[4]"},
             {"y": "float32[4]"},
@@ -73,12 +73,12 @@ ENTRIES: tuple[CorpusEntry, ...] = (
             constants={"scale": f32(0.5)},
             opset=21,
         ),
-        (INT4,),
+        (_INT4_VALUES,),
         (f32(-4, -0.5, 0, 3.5),),
     ),
     CorpusEntry(
         "product_with_four_bits",
-        "weights of 4 bits in blocks are dequantized; the other operand of their product is not rounded for it",
+        "weights of 4 bits are dequantized in blocks, and the other operand of the product is not rounded",
         graph(
             {"x": "float32[1,32]"},
             {"y": "float32[1,2]"},
@@ -95,7 +95,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "rounded_by_a_large_sum",
-        "adding 2**23 and taking it away rounds to whole numbers: the two constants are not merged",
+        "adding and subtracting 2**23 rounds to integers, so the two constants must not be merged",
         graph(
             {"x": "float32[4]"},
             {"y": "float32[4]"},
@@ -108,7 +108,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "logarithm_of_an_infinite_sum",
-        "the largest is taken away before the exponential, unless it is infinite: the difference would be NaN",
+        "the maximum is subtracted before the exponential, unless it is infinite: the difference would be NaN",
         graph(
             {"x": "float32[4,2]"}, {"y": "float32[4]"}, node("ReduceLogSumExp", "x a", "y", keepdims=0), constants={"a": i64([1])}
         ),
@@ -117,14 +117,14 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "sorted_elsewhere",
-        "TopK leaves what it reads as it was",
+        "TopK does not change its input",
         graph({"x": "float32[4]"}, {"v": "float32[2]", "i": "int64[2]"}, node("TopK", "x k", "v i"), constants={"k": i64([2])}),
         (f32(1, 4, 2, 3),),
         (f32(4, 3), i64([1, 3])),
     ),
     CorpusEntry(
         "scattered_by_constants",
-        "ScatterElements leaves what it reads as it was, and keeps constants of two types apart",
+        "ScatterElements does not change its input, and reads constants of two types",
         graph(
             {"x": "float32[4]"},
             {"y": "float32[4]"},
@@ -136,7 +136,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "large_unsigned_numbers",
-        "unsigned numbers beyond the largest signed one are large, not negative",
+        "unsigned integers above the maximum of the signed type are not negative",
         graph(
             {"x": "uint8[3]", "y": "uint8[3]"},
             {"d": "uint8[3]", "r": "uint8[3]", "c": "uint8[3]", "m": "uint8[3]"},
@@ -150,17 +150,17 @@ ENTRIES: tuple[CorpusEntry, ...] = (
         tuple(np.array(row, np.uint8) for row in ([66, 0, 127], [2, 3, 1], [200, 4, 250], [200, 200, 255])),
     ),
 )
-FUNCTIONS: tuple[CorpusEntry, ...] = (
+FUNCTION_ENTRIES: tuple[CorpusEntry, ...] = (
     CorpusEntry(
         "error_function_of_float64",
-        "Erf of float64, which not every library has",
+        "Erf of float64, which some libraries do not support",
         graph({"x": "float64[3]"}, {"y": "float64[3]"}, node("Erf", "x", "y")),
         (np.array([0.0, 0.5, -1.0]),),
         (np.array([0.0, 0.5204998778130465, -0.8427007929497149]),),
     ),
     CorpusEntry(
         "functions_of_float64",
-        "Functions of float64 that not every library has: iree refused whole regions for an undefined symbol",
+        "functions of float64 that some libraries do not support: IREE refused regions because of an undefined symbol",
         graph(
             {"x": "float64[3]"},
             {"t": "float64[3]", "s": "float64[3]", "c": "float64[3]", "a": "float64[3]", "m": "float64[3]"},
@@ -177,7 +177,7 @@ FUNCTIONS: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "recurrence_of_float64",
-        "A recurrence of float64, whose activation is Tanh",
+        "an RNN of float64 with the activation Tanh",
         graph(
             {"x": "float64[2,1,1]"},
             {"y": "float64[2,1,1,1]"},
@@ -189,7 +189,7 @@ FUNCTIONS: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "sine_of_large_numbers",
-        "Sin, Cos and Tan reduce a large argument with all the digits that it takes",
+        "Sin, Cos and Tan are accurate for large arguments",
         graph(
             {"x": "float32[2]"},
             {"s": "float32[2]", "c": "float32[2]", "t": "float32[2]"},
@@ -202,20 +202,20 @@ FUNCTIONS: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "inverse_hyperbolic_of_large_numbers",
-        "Asinh and Acosh of numbers whose square is too large, and of large negative ones",
+        "Asinh and Acosh of large numbers, whose square overflows, and of negative numbers",
         graph({"x": "float32[3]"}, {"s": "float32[3]", "c": "float32[3]"}, node("Asinh", "x", "s"), node("Acosh", "x", "c")),
         (f32(1e30, -1e4, 2),),
         (f32(69.77069, -9.9034876, 1.4436355), f32(69.77069, NAN, 1.316958)),
     ),
     CorpusEntry(
         "hyperbolic_near_the_end",
-        "Sinh and Cosh are finite where half of Exp is",
+        "Sinh and Cosh are finite although Exp overflows",
         graph({"x": "float32[2]"}, {"s": "float32[2]", "c": "float32[2]"}, node("Sinh", "x", "s"), node("Cosh", "x", "c")),
         (f32(88.9, -88.9),),
         (f32(2.031188e38, -2.031188e38), f32(2.031188e38, 2.031188e38)),
     ),
 )
-LOWEST = np.array(-(2**31), np.int32)
+INT32_MIN = np.array(-(2**31), np.int32)
 I64 = DType.INT64.onnx
 
 
@@ -228,32 +228,32 @@ def _norm(name: str, op: str, operands: str, numbers: Array, expected: Array, **
     shape = ",".join(map(str, expected.shape))
     inputs = {"x": f"float16[{','.join(map(str, numbers.shape))}]"}
     model = graph(inputs, {"y": f"float16[{shape}]"}, node(op, operands, "y", **attributes), constants={"axis": i64([1])})
-    why = "squares of float16 overflow, or are zero; what is computed of their sum is an ordinary number"
+    why = "squares of float16 overflow or are zero, but the result is representable"
     return CorpusEntry(name, why, model, (numbers,), (expected,))
 
 
-LIMITS: tuple[CorpusEntry, ...] = (
+LIMIT_ENTRIES: tuple[CorpusEntry, ...] = (
     _norm("length_of_halves", "ReduceL2", "x axis", _f16(300, 400), _f16(500)),
     _norm("length_of_small_halves", "ReduceL2", "x axis", _f16(0.0003, 0.0004), _f16(0.0005)),
     _norm("unit_length_of_halves", "LpNormalization", "x", _f16(300, 400), _f16(0.6, 0.8)),
     _norm("pool_of_lengths_of_halves", "LpPool", "x", _f16(300, 400)[None], _f16(500)[None], kernel_shape=[2]),
     CorpusEntry(
         "sum_of_many_halves",
-        "1,500 times 15, added in float16, is 6 % off",
+        "a sum of 1,500 elements in float16 has an error of 6 %",
         graph({"x": "float16[1,1500]"}, {"y": "float16[1,1]"}, node("ReduceSum", "x axis", "y"), constants={"axis": i64([1])}),
         (np.full((1, 1500), 15, np.float16),),
         (_f16(22500),),
     ),
     CorpusEntry(
         "equal_elements_normalized",
-        "a row of one number has the deviation 0, to which the definition adds 1e-9; without it, the result is NaN",
+        "equal elements have the deviation 0, to which ONNX adds 1e-9; otherwise the result is NaN",
         graph({"x": "float32[1,2,1,3]"}, {"y": "float32[1,2,1,3]"}, node("MeanVarianceNormalization", "x", "y", axes=[0, 2, 3])),
         (f32(2, 2, 2, 2, 2, 2).reshape(1, 2, 1, 3),),
         (np.zeros((1, 2, 1, 3), np.float32),),
     ),
     CorpusEntry(
         "opposite_of_the_lowest_integer",
-        "the lowest int32 has an opposite in int64, but none in the int32 that a library takes for it",
+        "the lowest int32 can be negated in int64, but not in the int32 that a library uses instead",
         graph(
             {"x": "int32[2]"},
             {"y": "int64[2]", "z": "int64[2]", "t": "bool[2]"},
@@ -262,14 +262,14 @@ LIMITS: tuple[CorpusEntry, ...] = (
             node("Neg", "w", "y"),
             node("Abs", "w", "z"),
             node("Cast", "w", "t", to=DType.BOOL.onnx),
-            constants={"lowest": LOWEST},
+            constants={"lowest": INT32_MIN},
         ),
         (np.array([0, 1], np.int32),),
         (i64(2**31, 2**31 - 1), i64(2**31, 2**31 - 1), np.array([True, True])),
     ),
     CorpusEntry(
         "places_compared_with_a_number",
-        "one library returns integers of NumPy's other 64-bit type, which another does not know, though the two compare equal",
+        "a library returned NumPy's `longlong`, which equals int64, but which another library did not accept",
         graph(
             {"b": "bool[3]"},
             {"y": "bool[1,?]", "n": "int64[2]"},
@@ -283,7 +283,7 @@ LIMITS: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "transposed_matrix_times_a_vector",
-        "an optimizer that fuses the Transpose into the product takes the matrix as it lies in memory where a vector follows",
+        "an optimizer that fuses a Transpose into a MatMul ignored it if the other operand is a vector",
         graph(
             {"x": "float32[2,3]", "v": "float32[2]"},
             {"y": "float32[3]"},
@@ -294,9 +294,9 @@ LIMITS: tuple[CorpusEntry, ...] = (
         (f32(14, 25, 36),),
     ),
 )
-LARGE = f32(70000, 1.0001, 250.5, 65519, 65520, 2049)
+_FLOAT16_EDGES = f32(70000, 1.0001, 250.5, 65519, 65520, 2049)
 F16, FLOAT, I16, I32 = (dtype.onnx for dtype in (DType.FLOAT16, DType.FLOAT32, DType.INT16, DType.INT32))
-_CONSTANT = np.array([0.8873110820235901, -0.3, 1 / 3])
+_FLOAT64_VALUES = np.array([0.8873110820235901, -0.3, 1 / 3])
 
 
 def _squared_in_half(numbers: Array) -> Array:
@@ -304,10 +304,10 @@ def _squared_in_half(numbers: Array) -> Array:
         return np.square(numbers.astype(np.float16)).astype(np.float32)
 
 
-CASTS: tuple[CorpusEntry, ...] = (
+CAST_ENTRIES: tuple[CorpusEntry, ...] = (
     CorpusEntry(
         "half_precision_in_the_middle",
-        "a product of float16 between casts overflows and is rounded, whatever the library computes it in",
+        "a product of float16 between casts overflows and is rounded, even if a library computes it in float32",
         graph(
             {"x": "float32[6]"},
             {"y": "float32[6]"},
@@ -315,12 +315,12 @@ CASTS: tuple[CorpusEntry, ...] = (
             node("Mul", "h h", "s"),
             node("Cast", "s", "y", to=FLOAT),
         ),
-        (LARGE,),
-        (_squared_in_half(LARGE),),
+        (_FLOAT16_EDGES,),
+        (_squared_in_half(_FLOAT16_EDGES),),
     ),
     CorpusEntry(
         "short_integers_in_the_middle",
-        "a cast to int16 keeps the low bits, and a product of int16 wraps around, before it is widened",
+        "a cast to int16 keeps the low bits, and a product of int16 wraps around",
         graph(
             {"x": "int32[4]"},
             {"y": "int32[4]", "z": "int32[4]"},
@@ -334,28 +334,28 @@ CASTS: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "float64_of_constants",
-        "what is computed of float64 constants alone is float64, though nobody folded it; one library had it in float32",
+        "unfolded operators on float64 constants are computed in float64; a library computed them in float32",
         graph(
             {"x": "float32[1]"},
             {"y": "float64[3]", "z": "float64[1]", "w": "float32[1]"},
             node("Relu", "c", "y"),
             node("ReduceL2", "c", "z"),
             node("Neg", "x", "w"),
-            constants={"c": _CONSTANT},
+            constants={"c": _FLOAT64_VALUES},
         ),
         (f32([1]),),
-        (np.maximum(_CONSTANT, 0), np.sqrt(np.sum(_CONSTANT**2, keepdims=True)), f32([-1])),
+        (np.maximum(_FLOAT64_VALUES, 0), np.sqrt(np.sum(_FLOAT64_VALUES**2, keepdims=True)), f32([-1])),
     ),
     CorpusEntry(
         "gelu_of_float64",
-        "Gelu of float64 needs an error function of float64, which not every library has",
+        "Gelu of float64 needs Erf of float64, which some libraries do not support",
         graph({"x": "float64[3]"}, {"y": "float64[3]"}, node("Gelu", "x", "y"), opset=20),
-        (_CONSTANT,),
-        (np.array([number / 2 * (1 + math.erf(number / math.sqrt(2))) for number in _CONSTANT]),),
+        (_FLOAT64_VALUES,),
+        (np.array([number / 2 * (1 + math.erf(number / math.sqrt(2))) for number in _FLOAT64_VALUES]),),
     ),
     CorpusEntry(
         "shrink_keeps_every_digit",
-        "Shrink of float64 and of wide integers is no affair of float32",
+        "Shrink of float64 and int64 must not be computed in float32",
         graph(
             {"x": "float64[3]", "n": "int64[2]"},
             {"y": "float64[3]", "m": "int64[2]"},
@@ -367,7 +367,7 @@ CASTS: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "float_weights_between_quantized_activations",
-        "a Conv whose activations alone are quantized keeps its weights as they are; a library may quantize them too",
+        "a Conv with quantized activations and float weights; a library may quantize the weights, too",
         graph(
             {"x": "float32[1,2,1,2]"},
             {"y": "float32[1,2,1,2]"},

@@ -7,21 +7,21 @@ import numpy as np
 from xrt.graph import OptionalType
 from xrt.testing.corpus.entry import CorpusEntry, f32, graph, i64, node, sequence, tensor
 
-X = f32([[1, 2, 3], [4, 5, 6]])
+MATRIX = f32([[1, 2, 3], [4, 5, 6]])
 EMPTY = np.zeros((0, 3), np.float32)
-ROWS = np.arange(250, dtype=np.float32).reshape(5, 50)
-_BLOCKS = np.arange(24, dtype=np.float32).reshape(1, 4, 2, 3)
+MATRIX_5X50 = np.arange(250, dtype=np.float32).reshape(5, 50)
+IMAGE = np.arange(24, dtype=np.float32).reshape(1, 4, 2, 3)
 ENTRIES: tuple[CorpusEntry, ...] = (
     CorpusEntry(
         "no_axes",
-        "0-d in, 0-d out: an array, and no scalar",
+        "a 0-d result must be an array, not a scalar",
         graph({"x": "float32[]"}, {"y": "float32[]"}, node("Neg", "x", "y")),
         (f32(2),),
         (f32(-2),),
     ),
     CorpusEntry(
         "sum_of_nothing",
-        "the sum over an empty axis is zero, and the other axes stay; ONNX Runtime overlooks a negative axis here",
+        "the sum over an empty axis is zero, and the other axes remain; ONNX Runtime ignores a negative axis",
         graph(
             {"x": "float32[0,3]"},
             {"y": "float32[3]", "z": "float32[0]"},
@@ -34,14 +34,14 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "flatten_nothing",
-        "an empty tensor has no extent to work out from its size; the reference of onnx tries to",
+        "the dims of an empty tensor cannot be computed from its size, as onnx's reference does",
         graph({"x": "float32[0,3]"}, {"y": "float32[0,3]"}, node("Flatten", "x", "y", axis=1)),
         (EMPTY,),
         (EMPTY,),
     ),
     CorpusEntry(
         "cut_off_more_than_there_is",
-        "what is cut off beyond the tensor is not added at its other end; OpenVINO writes beyond its memory",
+        "negative padding may exceed the size of an axis; OpenVINO writes beyond its memory",
         graph(
             {"x": "float32[2,2]", "w": "float32[1,1,1,1]"},
             {"y": "float32[3,1]", "z": "float32[1,1,1,1]"},
@@ -54,14 +54,14 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "cut_off_more_at_run_time",
-        "the same with pads that only a call shows",
+        "negative padding that is an input and exceeds the size of an axis",
         graph({"x": "float32[2,2]", "p": "int64[4]"}, {"y": "float32[?,?]"}, node("Pad", "x p", "y")),
         (np.array([[1, 2], [3, 4]], np.float32), i64([-3, -1, 4, 1])),
         (np.array([[0, 0], [0, 0], [0, 0]], np.float32),),
     ),
     CorpusEntry(
         "convolved_no_images",
-        "a batch may be empty: the number of channels is that of the weights, not what is left of the size",
+        "for an empty batch, the number of channels must come from the weights, not from the size of the tensor",
         graph(
             {"x": "float32[0,4,5,5]", "w": "float32[6,2,3,3]", "v": "float32[6,2,3,3]"},
             {"y": "float32[0,6,3,3]", "z": "float32[0,4,5,5]"},
@@ -73,7 +73,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "convolution_over_one_element",
-        "a sum of one element writes its zero before it reads: its result must not take the place of what it sums",
+        "a reduction writes zero before it reads, so its result must not share memory with its input",
         graph(
             {"x": "float32[2,2,4]", "w": "float32[2,1,1]"},
             {"y": "float32[2,2,4]"},
@@ -85,7 +85,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "six_axes",
-        "more axes than most kernels are written for",
+        "more axes than most kernels support",
         graph(
             {"x": "float32[1,2,1,3,1,2]"},
             {"y": "float32[2,1,3,1,2,1]"},
@@ -97,14 +97,14 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "named_extent",
-        "an extent known only at run time; the second input must have the same",
+        "a symbolic dim that two inputs share",
         graph({"x": "float32[N,3]", "y": "float32[N,3]"}, {"z": "float32[N,3]"}, node("Add", "x y", "z")),
-        (X, X),
-        (2 * X,),
+        (MATRIX, MATRIX),
+        (2 * MATRIX,),
     ),
     CorpusEntry(
         "shape_computed_at_run_time",
-        "the shape is a value: what comes out depends on what goes in, not on its type",
+        "the shape of the output depends on a computed value",
         graph(
             {"x": "float32[N,3]"},
             {"y": "float32[?,?]"},
@@ -113,62 +113,62 @@ ENTRIES: tuple[CorpusEntry, ...] = (
             node("Reshape", "x r", "y"),
             constants={"k": i64([1, 0])},
         ),
-        (X,),
-        (X.reshape(3, 2),),
+        (MATRIX,),
+        (MATRIX.reshape(3, 2),),
     ),
     CorpusEntry(
         "shape_depends_on_values",
-        "how many there are is known only once they are computed",
+        "the number of results is known only when they are computed",
         graph({"x": "float32[4]"}, {"y": "int64[1,?]"}, node("NonZero", "x", "y")),
         (f32(0, 1, 0, 2),),
         (i64([[1, 3]]),),
     ),
     CorpusEntry(
         "slice_backwards",
-        "a negative step, and ends beyond the tensor",
+        "a negative step, and ends out of range",
         graph(
             {"x": "float32[2,3]"},
             {"y": "float32[2,3]"},
             node("Slice", "x start stop axis step", "y"),
             constants={"start": i64([9]), "stop": i64([-9]), "axis": i64([-1]), "step": i64([-1])},
         ),
-        (X,),
-        (X[:, ::-1],),
+        (MATRIX,),
+        (MATRIX[:, ::-1],),
     ),
     CorpusEntry(
         "negative_pad",
-        "a negative pad cuts off",
+        "negative padding removes elements",
         graph({"x": "float32[2,3]"}, {"y": "float32[2,3]"}, node("Pad", "x k", "y"), constants={"k": i64([0, -1, 0, 1])}),
-        (X,),
+        (MATRIX,),
         (f32([[2, 3, 0], [5, 6, 0]]),),
     ),
     CorpusEntry(
         "mirrored_edges",
-        "an edge is mirrored, and not with the outermost element",
+        "reflection does not repeat the outermost element",
         graph(
             {"x": "float32[5,50]"},
             {"y": "float32[8,56]"},
             node("Pad", "x k", "y", mode="reflect"),
             constants={"k": i64([1, 3, 2, 3])},
         ),
-        (ROWS,),
-        (np.pad(ROWS, ((1, 2), (3, 3)), "reflect"),),
+        (MATRIX_5X50,),
+        (np.pad(MATRIX_5X50, ((1, 2), (3, 3)), "reflect"),),
     ),
     CorpusEntry(
         "window_that_fits_once",
-        "a strided window fits once, with elements behind it that no window reads",
+        "a strided window fits once, and no window reads the remaining elements",
         graph(
             {"x": "float32[1,1,4,4]"},
             {"y": "float32[1,1,1,1]"},
             node("Conv", "x w", "y", strides=[2, 2]),
             constants={"w": np.ones((1, 1, 3, 3), np.float32)},
         ),
-        (ROWS[:1, :16].reshape(1, 1, 4, 4),),
+        (MATRIX_5X50[:1, :16].reshape(1, 1, 4, 4),),
         (f32([[[[45]]]]),),
     ),
     CorpusEntry(
         "split_behind_reshape",
-        "the heads of attention: a loop that unfolds an index and has several results is compiled apart from the others",
+        "attention heads: Split after Reshape, which is a loop with several results in a compiler",
         graph(
             {"x": "float32[6,4]"},
             {"a": "float32[1,2,3]", "b": "float32[1,2,3]", "c": "float32[1,2,3]", "d": "float32[1,2,3]"},
@@ -182,35 +182,35 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "strided_input",
-        "an input that is a view with strides of its own",
+        "an input that is a transposed view",
         graph({"x": "float32[3,2]"}, {"y": "float32[3,2]"}, node("Neg", "x", "y")),
-        (X.T,),
-        (-X.T,),
+        (MATRIX.T,),
+        (-MATRIX.T,),
     ),
     CorpusEntry(
         "expanded_to_its_own_rank_0",
-        "the shape of a number has no elements, and is computed when the model runs; a library ended the process",
+        "the computed shape of a 0-d tensor has no elements; a library ended the process",
         graph({"x": "float32[]"}, {"y": "float32[]"}, node("Shape", "x", "s"), node("Expand", "x s", "y")),
         (np.array(2, np.float32),),
         (np.array(2, np.float32),),
     ),
     CorpusEntry(
         "expanded_to_a_given_rank_0",
-        "a shape without elements as an input of the model",
+        "an input of the model that is a shape without elements",
         graph({"x": "float32[]", "s": "int64[0]"}, {"y": "float32[]"}, node("Expand", "x s", "y")),
         (np.array(2, np.float32), np.zeros(0, np.int64)),
         (np.array(2, np.float32),),
     ),
     CorpusEntry(
         "reshaped_to_rank_0",
-        "one element becomes a number, by a shape without elements that is computed",
+        "a Reshape to rank 0, by a computed shape without elements",
         graph({"x": "float32[1]", "r": "float32[]"}, {"y": "float32[]"}, node("Shape", "r", "s"), node("Reshape", "x s", "y")),
         (f32([3]), np.array(2, np.float32)),
         (np.array(3, np.float32),),
     ),
     CorpusEntry(
         "unsqueezed_by_no_axes",
-        "axes that are computed and are none",
+        "a computed list of axes without elements",
         graph(
             {"x": "float32[2]", "r": "float32[]"},
             {"y": "float32[2]", "z": "float32[]"},
@@ -223,26 +223,26 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "depth_to_space_by_columns",
-        "mode CRD where the number of channels behind it is not the size of a block",
+        "mode CRD if the number of output channels is not the block size",
         graph({"x": "float32[1,4,2,3]"}, {"y": "float32[1,1,4,6]"}, node("DepthToSpace", "x", "y", blocksize=2, mode="CRD")),
-        (_BLOCKS,),
-        (_BLOCKS.reshape(1, 1, 2, 2, 2, 3).transpose(0, 1, 4, 2, 5, 3).reshape(1, 1, 4, 6),),
+        (IMAGE,),
+        (IMAGE.reshape(1, 1, 2, 2, 2, 3).transpose(0, 1, 4, 2, 5, 3).reshape(1, 1, 4, 6),),
     ),
     CorpusEntry(
         "space_to_depth_and_back",
-        "blocks of two by three channels, in the mode that is the default",
+        "two channels in blocks of size 2, with the default mode DCR",
         graph(
             {"x": "float32[1,2,2,6]"},
             {"y": "float32[1,8,1,3]", "z": "float32[1,2,2,6]"},
             node("SpaceToDepth", "x", "y", blocksize=2),
             node("DepthToSpace", "y", "z", blocksize=2),
         ),
-        (_BLOCKS.reshape(1, 2, 2, 6),),
-        (_BLOCKS.reshape(1, 2, 1, 2, 3, 2).transpose(0, 3, 5, 1, 2, 4).reshape(1, 8, 1, 3), _BLOCKS.reshape(1, 2, 2, 6)),
+        (IMAGE.reshape(1, 2, 2, 6),),
+        (IMAGE.reshape(1, 2, 1, 2, 3, 2).transpose(0, 3, 5, 1, 2, 4).reshape(1, 8, 1, 3), IMAGE.reshape(1, 2, 2, 6)),
     ),
     CorpusEntry(
         "indices_of_several_planes",
-        "the second result of MaxPool numbers the elements of the whole tensor",
+        "the indices of MaxPool count the elements of the whole tensor",
         graph(
             {"x": "float32[2,2,2,2]"},
             {"y": "float32[2,2,1,1]", "i": "int64[2,2,1,1]"},
@@ -253,7 +253,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "indices_by_columns",
-        "storage_order=1 numbers the elements column by column; a square with its maxima on a diagonal cannot tell",
+        "storage_order=1 counts the elements column by column",
         graph(
             {"x": "float32[1,1,2,6]"},
             {"y": "float32[1,1,1,3]", "i": "int64[1,1,1,3]"},
@@ -264,7 +264,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "pools_without_a_window_in_the_padding",
-        "below opset 22 onnx's inference counts a window that begins in the padding; no library does",
+        "below opset 22, onnx's shape inference counts a window that begins in the padding, unlike all libraries",
         graph(
             {"x": "float32[1,1,5,4]"},
             {"y": "float32[1,1,3,3]", "z": "float32[1,1,2,2]"},
@@ -281,7 +281,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "pools_wider_than_their_input",
-        "a window wider than the input has one place where ceil_mode rounds up; the mean is that of the elements it sees",
+        "with ceil_mode, a window larger than the input has one position; its mean is over the elements of the input",
         graph(
             {"x": "float32[1,1,1,1]"},
             {"y": "float32[1,1,1,1]", "z": "float32[1,1,1,1]"},
@@ -293,7 +293,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "lengths_of_sequences",
-        "sequences of 0, 2 and 3 steps: the last state of an empty one is 0, whatever it begins with; IREE ignores lengths",
+        "sequences of 0, 2 and 3 steps: the last state of an empty sequence is 0; IREE ignores the lengths",
         graph(
             {"x": "float32[3,3,1]", "lengths": "int32[3]", "h": "float32[1,3,1]"},
             {"y": "float32[3,1,3,1]", "last": "float32[1,3,1]"},
@@ -305,7 +305,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "mean_of_windows_that_fit",
-        "ceil_mode changes nothing where the windows fit; IREE gives the sum of each window",
+        "ceil_mode has no effect if the windows fit; IREE returned the sum of each window",
         graph(
             {"x": "float32[1,1,4,6]"},
             {"y": "float32[1,1,2,3]"},
@@ -316,14 +316,14 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "slopes_along_the_last_axis",
-        "PRelu broadcasts as all operators do: from the last axis, though there are as many channels",
+        "the slopes of PRelu broadcast along the last axis, even if there are as many channels as slopes",
         graph({"x": "float32[1,2,1,2]", "s": "float32[2]"}, {"y": "float32[1,2,1,2]"}, node("PRelu", "x s", "y")),
         (-np.ones((1, 2, 1, 2), np.float32), f32(2, 3)),
         (f32([[[[-2, -3]], [[-2, -3]]]]),),
     ),
     CorpusEntry(
         "boxes_by_their_centers",
-        "center_point_box of NonMaxSuppression, on boxes that overlap otherwise when they are read as corners",
+        "center_point_box of NonMaxSuppression, on boxes that would overlap less or more if they were corners",
         graph(
             {"b": "float32[1,3,4]", "s": "float32[1,1,3]"},
             {"y": "int64[n,3]"},
@@ -360,31 +360,31 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "normalized_by_a_large_alpha",
-        "alpha of LRN, which the default data of onnx cannot tell from another",
+        "the effect of alpha in LRN, which onnx's tests do not show",
         graph({"x": "float32[1,3,1,2]"}, {"y": "float32[1,3,1,2]"}, node("LRN", "x", "y", size=3, alpha=0.6, beta=0.5, bias=1.0)),
         (f32([[[[1, 2]], [[3, -4]], [[0, 5]]]]),),
         (f32([[[[1, 2]], [[3, -4]], [[0, 5]]]]) / np.sqrt(1 + 0.2 * f32([[[[10, 20]], [[10, 45]], [[9, 41]]]])),),
     ),
 )
-INPUT = f32([-1, 2, -3])
-FORMS: tuple[CorpusEntry, ...] = (
+VECTOR = f32([-1, 2, -3])
+STRUCTURE_ENTRIES: tuple[CorpusEntry, ...] = (
     CorpusEntry(
         "lrn_of_an_even_size",
-        "an LRN over two channels sums a channel and the next one, not the one before it too",
+        "an LRN of size 2 sums a channel and the next channel",
         graph({"x": "float32[1,3,1]"}, {"y": "float32[1,3,1]"}, node("LRN", "x", "y", size=2, alpha=2.0, beta=1.0, bias=1.0)),
         (f32(1, 2, 3).reshape(1, 3, 1),),
         (f32(1 / 6, 2 / 14, 3 / 10).reshape(1, 3, 1),),
     ),
     CorpusEntry(
         "same_value_twice",
-        "the ancestor lost an edge where one operator reads the same value in two places",
+        "the predecessor of XRT lost an edge if one operator reads the same value twice",
         graph({"x": "float32[3]"}, {"y": "float32[3]"}, node("Relu", "x", "r"), node("Mul", "r r", "y")),
-        (INPUT,),
+        (VECTOR,),
         (f32(0, 4, 0),),
     ),
     CorpusEntry(
         "input_twice_across_a_cut",
-        "a region that reads one value in two places gets it once, and both places must see it",
+        "a region has one input for a value that it reads twice",
         graph(
             {"x": "float32[3]"},
             {"y": "float32[3]"},
@@ -393,12 +393,12 @@ FORMS: tuple[CorpusEntry, ...] = (
             node("Slice", "c k0 k3", "y"),
             constants={"k0": i64([0]), "k3": i64([3])},
         ),
-        (INPUT,),
-        (-INPUT,),
+        (VECTOR,),
+        (-VECTOR,),
     ),
     CorpusEntry(
         "engines_alternate",
-        "the ancestor gave the regions of two engines the same name",
+        "the predecessor of XRT gave the regions of two engines the same name",
         graph(
             {"x": "float32[3]"},
             {"y": "float32[3]"},
@@ -408,7 +408,7 @@ FORMS: tuple[CorpusEntry, ...] = (
             node("Tanh", "c", "d"),
             node("Relu", "d", "y"),
         ),
-        (INPUT,),
+        (VECTOR,),
         (f32(0, np.tanh(2), 0),),
     ),
     CorpusEntry(
@@ -423,12 +423,12 @@ FORMS: tuple[CorpusEntry, ...] = (
             node("Abs", "left", "left2"),
             node("Add", "left2 right", "y"),
         ),
-        (INPUT,),
+        (VECTOR,),
         (f32(0, 2 + np.tanh(2), 0),),
     ),
     CorpusEntry(
         "control_edge_closes_a_cycle",
-        "the ancestor's test for cycles did not see that one node waits for another without a value between them",
+        "the predecessor of XRT ignored control edges when it checked for cycles",
         graph(
             {"x": "float32[3]"},
             {"y": "float32[3]", "z": "float32[3]"},
@@ -436,12 +436,12 @@ FORMS: tuple[CorpusEntry, ...] = (
             node("Tanh", "x", "z", name="between", control=("first",)),
             node("Neg", "a", "y", name="last", control=("between",)),
         ),
-        (INPUT,),
-        (f32(-0.0, -2, -0.0), np.tanh(INPUT)),
+        (VECTOR,),
+        (f32(-0.0, -2, -0.0), np.tanh(VECTOR)),
     ),
     CorpusEntry(
         "update_in_place",
-        "the ancestor lost an update in place where another engine made the new value",
+        "the predecessor of XRT lost an update in place if another engine computed the new value",
         graph(
             {"state": "float32[3]", "x": "float32[3]"},
             {"new": "float32[3]", "y": "float32[3]"},
@@ -449,92 +449,96 @@ FORMS: tuple[CorpusEntry, ...] = (
             node("Mul", "state x", "y"),
             aliases=(("state", "new"),),
         ),
-        (f32(1, 1, 1), INPUT),
-        (f32(0, 3, -2), INPUT),
+        (f32(1, 1, 1), VECTOR),
+        (f32(0, 3, -2), VECTOR),
     ),
     CorpusEntry(
         "input_is_output",
-        "a value that passes through untouched",
+        "an output that is an input",
         graph({"x": "float32[3]"}, {"x": "float32[3]", "y": "float32[3]"}, node("Neg", "x", "y")),
-        (INPUT,),
-        (INPUT, -INPUT),
+        (VECTOR,),
+        (VECTOR, -VECTOR),
     ),
     CorpusEntry(
         "constant_is_output",
-        "an output that no node computes",
+        "an output that is a constant",
         graph({"x": "float32[3]"}, {"c": "float32[2]", "y": "float32[3]"}, node("Neg", "x", "y"), constants={"c": f32(1, 2)}),
-        (INPUT,),
-        (f32(1, 2), -INPUT),
+        (VECTOR,),
+        (f32(1, 2), -VECTOR),
     ),
     CorpusEntry(
         "output_twice",
-        "one value stands at two places of the outputs",
+        "an output that is listed twice",
         graph({"x": "float32[3]"}, {"y": "float32[3]"}, node("Neg", "x", "y")).replace(
             outputs=graph({}, {"y": "float32[3]"}, node("Neg", "x", "y")).outputs * 2
         ),
-        (INPUT,),
-        (-INPUT, -INPUT),
+        (VECTOR,),
+        (-VECTOR, -VECTOR),
     ),
     CorpusEntry(
-        "no_nodes", "an input straight to an output", graph({"x": "float32[3]"}, {"x": "float32[3]"}), (INPUT,), (INPUT,)
+        "no_nodes",
+        "a model without nodes, whose output is its input",
+        graph({"x": "float32[3]"}, {"x": "float32[3]"}),
+        (VECTOR,),
+        (VECTOR,),
     ),
     CorpusEntry(
         "no_inputs",
         "everything is computed from constants",
-        graph({}, {"y": "float32[3]"}, node("Neg", "c", "y"), constants={"c": INPUT}),
+        graph({}, {"y": "float32[3]"}, node("Neg", "c", "y"), constants={"c": VECTOR}),
         (),
-        (-INPUT,),
+        (-VECTOR,),
     ),
     CorpusEntry(
         "unused_input",
-        "an input that nothing reads keeps its place",
+        "an input that no node reads still has its position",
         graph({"unused": "int64[2]", "x": "float32[3]"}, {"y": "float32[3]"}, node("Neg", "x", "y")),
-        (i64(7, 7), INPUT),
-        (-INPUT,),
+        (i64(7, 7), VECTOR),
+        (-VECTOR,),
     ),
     CorpusEntry(
         "dead_node",
-        "a node that no output needs, which must not bring an input back",
+        "a node on which no output depends",
         graph({"x": "float32[3]"}, {"y": "float32[3]"}, node("Neg", "x", "y"), node("Tanh", "y", "nobody")),
-        (INPUT,),
-        (-INPUT,),
+        (VECTOR,),
+        (-VECTOR,),
     ),
     CorpusEntry(
         "inner_value_is_output",
         "a value is an output and is read as well",
         graph({"x": "float32[3]"}, {"a": "float32[3]", "y": "float32[3]"}, node("Neg", "x", "a"), node("Relu", "a", "y")),
-        (INPUT,),
-        (-INPUT, f32(1, 0, 3)),
+        (VECTOR,),
+        (-VECTOR, f32(1, 0, 3)),
     ),
     CorpusEntry(
         "middle_input_left_out",
-        "an optional input left out in the middle; the one after it must keep its place",
+        "an absent optional input before a present one",
         graph({"x": "float32[3]"}, {"y": "float32[3]"}, node("Clip", "x - high", "y"), constants={"high": f32(0.5)}),
-        (INPUT,),
+        (VECTOR,),
         (f32(-1, 0.5, -3),),
     ),
     CorpusEntry(
         "second_output_left_out",
-        "an optional output that nobody wants",
+        "an absent optional output",
         graph({"x": "float32[3]"}, {"y": "float32[3]"}, node("Dropout", "x", "y")),
-        (INPUT,),
-        (INPUT,),
+        (VECTOR,),
+        (VECTOR,),
     ),
     CorpusEntry(
         "names_that_mislead",
-        "names with slashes, colons, spaces and letters beyond ASCII, and one that looks like a region's",
+        "names with slashes, colons, spaces and non-ASCII letters, and a name like that of a region",
         graph(
             {"in/put:0": "float32[3]", "xrt_toy_0": "float32[3]"},
             {"größe": "float32[3]"},
             node("Neg", "in/put:0", "a.b/c:1", name="xrt_toy_1"),
             node("Add", "a.b/c:1 xrt_toy_0", "größe", name="node with spaces"),
         ),
-        (INPUT, f32(1, 1, 1)),
-        (1 - INPUT,),
+        (VECTOR, f32(1, 1, 1)),
+        (1 - VECTOR,),
     ),
     CorpusEntry(
         "one_node_many_readers",
-        "one value crosses to several regions, and must not be freed after the first",
+        "a value that several regions read must not be freed after the first one",
         graph(
             {"x": "float32[3]"},
             {"a": "float32[3]", "b": "float32[3]", "c": "float32[3]"},
@@ -543,12 +547,12 @@ FORMS: tuple[CorpusEntry, ...] = (
             node("Abs", "n", "b"),
             node("Add", "n b", "c"),
         ),
-        (INPUT,),
+        (VECTOR,),
         (f32(1, 0, 3), f32(1, 2, 3), f32(2, 0, 6)),
     ),
     CorpusEntry(
         "constant_shared_by_two",
-        "a constant that two regions read is held once, and neither may write to it",
+        "two regions share a constant, which no region may overwrite",
         graph(
             {"x": "float32[3]"},
             {"y": "float32[3]"},
@@ -557,12 +561,12 @@ FORMS: tuple[CorpusEntry, ...] = (
             node("Mul", "t c", "y"),
             constants={"c": f32(1, 2, 3)},
         ),
-        (INPUT,),
-        (np.tanh(INPUT + f32(1, 2, 3)) * f32(1, 2, 3),),
+        (VECTOR,),
+        (np.tanh(VECTOR + f32(1, 2, 3)) * f32(1, 2, 3),),
     ),
     CorpusEntry(
         "sequence_crosses",
-        "a list of tensors goes from one node to another",
+        "a sequence of tensors as an inner value",
         graph(
             {"x": "float32[4]", "at": "int64[]"},
             {"y": "float32[2]"},
@@ -575,21 +579,21 @@ FORMS: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "sequence_input",
-        "a list of tensors of different lengths as an input",
+        "a sequence of tensors of different sizes as an input",
         graph({"s": sequence("float32[?]")}, {"y": "float32[?]"}, node("ConcatFromSequence", "s", "y", axis=0)),
         ([f32(1, 2), f32([3])],),
         (f32(1, 2, 3),),
     ),
     CorpusEntry(
         "optional_absent",
-        "an optional that holds nothing is None",
+        "an absent optional input is None",
         graph({"o": OptionalType(tensor("float32[3]"))}, {"y": "bool[]"}, node("OptionalHasElement", "o", "y")),
         (None,),
         (np.array(False),),
     ),
     CorpusEntry(
         "strings",
-        "text goes through unharmed, empty and beyond ASCII",
+        "empty strings and strings with non-ASCII letters",
         graph(
             {"s": "string[3]"},
             {"y": "string[3]", "same": "bool[3]"},
@@ -601,7 +605,7 @@ FORMS: tuple[CorpusEntry, ...] = (
         (np.array(["", "a", "größe"], object), np.array([True, True, True])),
     ),
 )
-_ROW = f32([[[[0, 1, 4, 9]]]])
+_IMAGE_ROW = f32([[[[0, 1, 4, 9]]]])
 _POSITIONS = f32([[[[-1, 0], [0, 0], [1, 0]]]])
 """Normalized sample positions. In units of elements of the row they are -0.5, 1.5 and 3.5."""
 
@@ -611,13 +615,13 @@ def _sample_entry(name: str, why: str, padding: str, *expected: float) -> Corpus
     sample = node("GridSample", "x grid", "y", mode="cubic", padding_mode=padding)
     inputs = {"x": "float32[1,1,1,4]", "grid": "float32[1,1,3,2]"}
     model = graph(inputs, {"y": "float32[1,1,1,3]"}, sample, opset=20)
-    return CorpusEntry(name, why, model, (_ROW, _POSITIONS), (f32([[[list(expected)]]]),))
+    return CorpusEntry(name, why, model, (_IMAGE_ROW, _POSITIONS), (f32([[[list(expected)]]]),))
 
 
-SAMPLED: tuple[CorpusEntry, ...] = (
+SAMPLING_ENTRIES: tuple[CorpusEntry, ...] = (
     CorpusEntry(
         "nearest_of_two_as_near",
-        "the fourth of seven elements lies between the two old ones; tvm took either, by the instructions of the processor",
+        "the fourth of seven elements is halfway between the two input elements; tvm chose one depending on the processor",
         graph(
             {"x": "float32[1,1,1,2]"},
             {"y": "float32[1,1,1,7]"},
@@ -630,25 +634,25 @@ SAMPLED: tuple[CorpusEntry, ...] = (
     ),
     _sample_entry(
         "grid_sample_cubic_border",
-        "beyond the border each of the taps reads the border; the place itself stays, and with it the weights",
+        "samples beyond the border read the border, and the weights of the position do not change",
         "border",
         *(-0.09375, 2.125, 9.46875),
     ),
     _sample_entry(
         "grid_sample_cubic_reflection",
-        "each tap beyond the border reads the element that it is reflected to",
+        "samples beyond the border read the reflected element",
         "reflection",
         *(-0.1875, 2.125, 9.9375),
     ),
     _sample_entry(
         "grid_sample_cubic_zeros",
-        "each tap beyond the border reads zero",
+        "samples beyond the border read zero",
         "zeros",
         *(-0.09375, 2.125, 4.96875),
     ),
     CorpusEntry(
         "short_time_fourier_of_rank_2",
-        "TorchScript exports a signal without the last axis that the standard asks for; it is real",
+        "TorchScript exports a real signal without the last axis, which the ONNX specification requires",
         graph(
             {"x": "float32[1,4]"},
             {"y": "float32[1,2,2,2]"},
@@ -661,7 +665,7 @@ SAMPLED: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "deformed_row",
-        "an axis of one element has no distance between elements; halfway beyond it half of the element is left",
+        "a sample half an element beyond an axis of size 1 has half of the value",
         graph(
             {"x": "float32[1,1,1,3]", "w": "float32[1,1,1,1]", "offset": "float32[1,2,1,3]"},
             {"y": "float32[1,1,1,3]"},

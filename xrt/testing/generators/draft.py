@@ -1,8 +1,8 @@
 """A Function under construction by the generator.
 
-A recipe adds one operator, or a few that belong together: it selects or creates the operands, and defines the results with their
-types and bounds. Results of discontinuous operators (rounding, float comparison, argmax) are marked, so that no other node
-reads them: engines may rightly differ there, and the difference would spread.
+A recipe adds one operator, or a few that belong together. It selects or creates the operands, and adds the results with their
+types and bounds. No node reads the results of discontinuous operators (rounding, float comparison, argmax): engines may rightly
+differ there, and the difference would spread.
 
 All random choices come from a `Chooser`, so the same recipes work with hypothesis, which can shrink them, and with a seeded
 generator. Shapes are concrete while a graph is drafted; some sizes become symbolic dims at the end.
@@ -25,10 +25,10 @@ T = TypeVar("T")
 OPSET = 18
 """The opset of all recipes: the first in which all reductions have their axes as an input."""
 SIZES = {"N": 3, "M": 2}
-"""The sizes of the symbolic dims of generated Functions."""
+"""The symbolic dims of generated Functions, and their sizes in the draft."""
 MAX_ELEMENTS = 20_000
-"""Larger values are not selected as operands, because sizes multiply quickly."""
-LARGEST = 1e3
+"""Values with more elements are not selected as operands, because sizes multiply quickly."""
+MAX_MAGNITUDE = 1e3
 """Recipes keep the magnitude of results below this, so that products do not overflow and tolerances remain meaningful."""
 
 
@@ -45,7 +45,7 @@ class Chooser(Protocol):
 
 
 class SeededChooser:
-    """Random choices from a seed, without hypothesis.
+    """A `Chooser` that draws from a seed, without hypothesis.
 
     >>> SeededChooser(0).integer(1, 6) == SeededChooser(0).integer(1, 6)
     True
@@ -63,8 +63,6 @@ class SeededChooser:
 
 @dataclass(frozen=True, slots=True)
 class DraftValue:
-    """A value of a draft, with concrete shape."""
-
     name: str
     dtype: DType
     shape: tuple[int, ...]
@@ -84,7 +82,7 @@ class DraftValue:
 
 @dataclass(eq=False)
 class GraphDraft:
-    """The nodes and values generated so far. The draft of a body sees the values of its parent; reading one captures it."""
+    """The nodes and values generated so far. A node in the draft of a body may also read, and so capture, values of `parent`."""
 
     choose: Chooser
     dtypes: tuple[DType, ...]
@@ -92,7 +90,7 @@ class GraphDraft:
     empty: bool = True
     """Whether new shapes may have dims of 0."""
     rank: int = 4
-    """The largest rank of new shapes."""
+    """Maximum rank of new shapes."""
     parent: GraphDraft | None = None
     nodes: list[Node] = field(default_factory=list)
     inputs: list[DraftValue] = field(default_factory=list)
@@ -100,25 +98,21 @@ class GraphDraft:
     values: list[DraftValue] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    # ------------------------------------------------------------------ names
-
-    def fresh(self, prefix: str) -> str:
+    def make_name(self, prefix: str) -> str:
         """Make a name that is unique in the whole draft, including parents and bodies."""
         return f"{prefix}{next(self.numbers)}"
 
-    # ------------------------------------------------------------------ values
+    def list_visible(self) -> list[DraftValue]:
+        """List the values that a node of this draft may read: the values of the draft, then those of its parents."""
+        return self.values + (self.parent.list_visible() if self.parent else [])
 
-    def visible(self) -> list[DraftValue]:
-        """The values that a node of this draft may read: those of the draft, then those of its parents."""
-        return self.values + (self.parent.visible() if self.parent else [])
-
-    def find(self, fits: Callable[[DraftValue], bool]) -> DraftValue | None:
-        """Choose among the visible values that satisfy ``fits``, preferring the newest; None if there is none."""
+    def pick_visible(self, fits: Callable[[DraftValue], bool]) -> DraftValue | None:
+        """Choose among the visible values that satisfy ``fits``; None if there is no such value."""
         # The newest first, because shrinking prefers the first option: reduced graphs are chains, which are easy to read.
-        fitting = [v for v in self.visible() if not v.leaf and v.size <= MAX_ELEMENTS and fits(v)]
+        fitting = [v for v in self.list_visible() if not v.leaf and v.size <= MAX_ELEMENTS and fits(v)]
         return self.choose.pick(fitting[::-1]) if fitting else None
 
-    def want(
+    def pick_operand(
         self, dtypes: Iterable[DType], shape: tuple[int, ...] | None = None, *, ranks: tuple[int, int] | None = None
     ) -> DraftValue:
         """Choose a visible value of one of the types, with the given shape or rank range, or create an input or constant.
@@ -126,67 +120,57 @@ class GraphDraft:
         Sometimes creates one although a visible value fits, so that graphs have several inputs.
         """
         low, high = ranks or (0, self.rank)
-        kinds = tuple(dtypes)
+        allowed = tuple(dtypes)
 
         def fits(value: DraftValue) -> bool:
-            return value.dtype in kinds and low <= value.rank <= high and (shape is None or value.shape == shape)
+            return value.dtype in allowed and low <= value.rank <= high and (shape is None or value.shape == shape)
 
-        # The largest number creates one: shrinking prefers small numbers, and so graphs with few inputs.
-        operand = None if self.choose.integer(0, 5) == 5 else self.find(fits)
-        return operand or self.add_source(self.choose.pick(kinds), self.shape(low, high) if shape is None else shape)
+        # 5, the largest number, creates a source: shrinking prefers small numbers, and so graphs with few inputs.
+        operand = None if self.choose.integer(0, 5) == 5 else self.pick_visible(fits)
+        return operand or self.add_source(self.choose.pick(allowed), self.choose_shape(low, high) if shape is None else shape)
 
-    def want_of(self, kinds: Iterable[DType], low: int = 0, high: int | None = None) -> DraftValue:
-        """Like `want`, for the element types in ``kinds`` that are among `dtypes`, or else the first of ``kinds``.
+    def pick_operand_of(self, supported: Sequence[DType], low: int = 0, high: int | None = None) -> DraftValue:
+        """Pick an operand of rank ``low`` to ``high``. Its type is in ``supported`` and `dtypes`, or else the first supported."""
+        dtypes = tuple(dtype for dtype in supported if dtype in self.dtypes) or supported[:1]
+        return self.pick_operand(dtypes, ranks=(low, self.rank if high is None else high))
 
-        The rank is from ``low`` to ``high``.
-        """
-        kinds = tuple(kinds)
-        ranks = (low, self.rank if high is None else high)
-        return self.want(tuple(kind for kind in kinds if kind in self.dtypes) or kinds[:1], ranks=ranks)
+    def pick_broadcastable(self, x: DraftValue) -> DraftValue:
+        return self.pick_operand((x.dtype,), choose_broadcastable_shape(self.choose, x.shape))
 
-    def want_for(self, x: DraftValue) -> DraftValue:
-        """Choose or create a value of the same type that broadcasts to ``x``."""
-        return self.want((x.dtype,), broadcastable(self.choose, x.shape))
+    def make_like(self, x: DraftValue, bound: float, *, is_discontinuous: bool = False) -> DraftValue:
+        return self.make_output(x.dtype, x.shape, bound, is_discontinuous=is_discontinuous)
 
-    def like(self, x: DraftValue, bound: float, *, steps: bool = False) -> DraftValue:
-        """Make an output for `node` with the type and shape of ``x``."""
-        return self.out(x.dtype, x.shape, bound, steps=steps)
-
-    def shape(self, low: int = 0, high: int | None = None) -> tuple[int, ...]:
+    def choose_shape(self, low: int = 0, high: int | None = None) -> tuple[int, ...]:
         """Choose a shape with a rank from ``low`` to ``high``; dims are at most 5 and rarely 0."""
         rank = self.choose.integer(low, self.rank if high is None else high)
-        # Ordered by what shrinking should prefer; 2 and 3 twice, because they are the sizes of symbolic dims.
-        extents = (2, 3, 1, 4, 2, 3, 5, 0) if self.empty else (2, 3, 1, 4, 5)
-        return tuple(self.choose.pick(extents) for _ in range(rank))
+        # Shrinking prefers the first sizes. 2 and 3 are more likely, because they are the sizes of symbolic dims.
+        sizes = (2, 3, 1, 4, 2, 3, 5, 0) if self.empty else (2, 3, 1, 4, 5)
+        return tuple(self.choose.pick(sizes) for _ in range(rank))
 
     def add_source(self, dtype: DType, shape: tuple[int, ...]) -> DraftValue:
-        """Add a new input or constant; in a body always a constant, since its operator determines the inputs."""
+        """Add a new input or constant; in a body always a constant, since the control flow node determines the inputs."""
         if self.parent is None and self.choose.integer(0, 3) < 3:
             return self.input(dtype, shape)
-        # Few seeds, chosen as a number: elements that are drawn one by one would exhaust hypothesis' choices.
+        # Choose a seed, since choosing each element would exceed the number of choices that hypothesis allows.
         return self.constant(list_draft_values(np.random.default_rng(self.choose.integer(0, 99)), dtype, shape))
 
     def input(self, dtype: DType, shape: tuple[int, ...]) -> DraftValue:
-        value = self._add_value(self.fresh("x"), dtype, shape, find_value_bound(dtype))
+        """Add an input; `list_draft_values` generates values within its bound."""
+        value = self._add_value(self.make_name("x"), dtype, shape, 1.0 if dtype is DType.BOOL or dtype.is_float else 4.0)
         self.inputs.append(value)
         return value
 
     def constant(self, array: Any) -> DraftValue:
-        """Add a constant that any node may read."""
         constant = Constant(np.asarray(array))
-        name = self.fresh("c")
+        name = self.make_name("c")
         self.constants[name] = constant
         floats = constant.array.astype(np.float64) if constant.array.size else np.zeros(1)
         return self._add_value(name, constant.dtype, constant.shape, float(np.abs(floats).max()))
 
-    def int64_list(self, *elements: int) -> str:
-        """Add a 1-d int64 constant for a single node, such as axes, a shape or starts. Return its name."""
-        return self.int64_constant(elements)
-
-    def int64_constant(self, value: int | tuple[int, ...]) -> str:
-        """Add an int64 constant for a single node, 0-d for an int and 1-d for a tuple. Return its name."""
-        # Not among the values: other nodes must not compute with axes or shapes.
-        name = self.fresh("k")
+    def int64_values(self, value: int | Sequence[int]) -> str:
+        """Add an int64 constant for a single node, such as axes, a shape or starts; return its name."""
+        # Not added to `values`, because other nodes must not compute with axes or shapes.
+        name = self.make_name("k")
         self.constants[name] = Constant(np.array(value, np.int64))
         return name
 
@@ -195,47 +179,38 @@ class GraphDraft:
         self.values.append(value)
         return value
 
-    # ------------------------------------------------------------------ nodes
-
     def node(
         self, op: str, inputs: Sequence[str | DraftValue], *outputs: DraftValue, **attributes: Any
     ) -> tuple[DraftValue, ...]:
-        """Add a node, and make its outputs available to other nodes."""
         input_names = tuple(i.name if isinstance(i, DraftValue) else i for i in inputs)
         self.nodes.append(
-            Node(op, input_names, tuple(o.name for o in outputs), read_attributes(attributes), name=self.fresh("n"))
+            Node(op, input_names, tuple(o.name for o in outputs), read_attributes(attributes), name=self.make_name("n"))
         )
         self.values.extend(o for o in outputs if o.name)  # an optional output without a name does not exist
         return outputs
 
-    def out(self, dtype: DType, shape: tuple[int, ...], bound: float, *, steps: bool = False) -> DraftValue:
-        """Make an output for `node`; ``steps`` marks the result of a discontinuous operator, which no node may read."""
-        return DraftValue(self.fresh("v"), dtype, shape, bound, leaf=steps)
+    def make_output(self, dtype: DType, shape: tuple[int, ...], bound: float, *, is_discontinuous: bool = False) -> DraftValue:
+        """Make an output for `node`. No node may read the result of a discontinuous operator."""
+        return DraftValue(self.make_name("v"), dtype, shape, bound, leaf=is_discontinuous)
 
     def body(self) -> GraphDraft:
-        """Create a draft for the body of a control flow node. Its nodes may read the values of this draft."""
         return GraphDraft(self.choose, self.dtypes, self.empty, self.rank, parent=self, numbers=self.numbers)
 
-    # ------------------------------------------------------------------ undo
-
-    def mark(self) -> tuple[int, int, int, int]:
+    def get_mark(self) -> tuple[int, int, int, int]:
         """Return the numbers of nodes, inputs, constants and values, which `undo` restores."""
         return len(self.nodes), len(self.inputs), len(self.constants), len(self.values)
 
     def undo(self, mark: tuple[int, int, int, int]) -> None:
-        """Remove everything that was added since `mark` returned this state."""
-        # The counter of names is not reset: a gap is harmless, a name with two meanings is not.
+        """Remove everything that was added since `get_mark` returned ``mark``. Names are not used again."""
         nodes, inputs, constants, values = mark
         del self.nodes[nodes:], self.inputs[inputs:], self.values[values:]
         for name in list(self.constants)[constants:]:
             del self.constants[name]
 
-    # ------------------------------------------------------------------ result
-
     def function(self, outputs: Sequence[DraftValue], *, name: str = "main", symbolic: bool = False, **fields: Any) -> Function:
         """Build the Function. With ``symbolic``, some dims of the sizes in `SIZES` become symbolic in the inputs."""
         inputs = tuple(Value(v.name, TensorType(v.dtype, self._name_dims(v.shape) if symbolic else v.shape)) for v in self.inputs)
-        # Outputs have unknown dims then: the draft knows their sizes only for its concrete inputs.
+        # With symbolic inputs, outputs have unknown dims: the draft knows their sizes only for concrete inputs.
         results = tuple(Value(v.name, TensorType(v.dtype, (None,) * v.rank if symbolic else v.shape)) for v in outputs)
         return Function(inputs, results, tuple(self.nodes), self.constants, {"": OPSET}, name=name, **fields)
 
@@ -244,13 +219,8 @@ class GraphDraft:
         return tuple(names[d] if d in names and self.choose.integer(0, 1) else d for d in shape)
 
 
-def find_value_bound(dtype: DType) -> float:
-    """Upper bound for the magnitude of generated inputs."""
-    return 1.0 if dtype is DType.BOOL or dtype.is_float else 4.0
-
-
 def list_draft_values(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Generate random elements: floats in [-1, 1), small integers, booleans, or short strings."""
+    """Generate random elements: floats in [-1, 1), integers up to 4, booleans, or short strings."""
     if dtype is DType.STRING:
         return np.asarray(rng.choice(["", "a", "b", "ab"], shape), object)
     if dtype is DType.BOOL:
@@ -260,8 +230,8 @@ def list_draft_values(rng: np.random.Generator, dtype: DType, shape: tuple[int, 
     return rng.integers(0 if dtype.text.startswith("u") else -4, 5, shape).astype(dtype.numpy)
 
 
-def broadcastable(choose: Chooser, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Choose a shape that broadcasts to ``shape``: leading dims dropped, others set to 1."""
+def choose_broadcastable_shape(choose: Chooser, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Choose a shape that broadcasts to ``shape``: drop leading dims, and set others to 1."""
     dims = shape[choose.integer(0, len(shape)) :] if choose.integer(0, 1) else shape
     return tuple(1 if choose.integer(0, 3) == 3 else d for d in dims)
 

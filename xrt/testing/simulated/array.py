@@ -27,23 +27,22 @@ TYPE_CODES = frozenset("?bhilqBHILQefdFD")
 
 
 def is_supported(dtype: np.dtype[Any]) -> bool:
-    """Whether a CUDA device supports arrays of this dtype."""
     return dtype.char in TYPE_CODES or dtype == ml_dtypes.bfloat16
 
 
 class Block:
-    """A block of device memory, which is freed when no array refers to it any more."""
+    """A block of device memory. It is freed when no array refers to it."""
 
     def __init__(self, device: SimulatedDevice, nbytes: int) -> None:
         device.machine.take(device.name, nbytes)
         self.device = device
         self.state = BlockState(np.full(nbytes, POISON, np.uint8), device.name, device.current_stream())
-        # Not at exit, when other modules may be gone already.
+        # Not at exit, when other modules may be deleted already.
         weakref.finalize(self, device.machine.free, self.state).atexit = False
 
 
 class SimulatedArray(NDArrayOperatorsMixin):
-    """An array like CuPy's: the host can read it only by copying it."""
+    """An array like CuPy's, which the host must copy to read it."""
 
     __hash__ = object.__hash__
     __slots__ = ("__weakref__", "_view", "base", "block")
@@ -61,8 +60,6 @@ class SimulatedArray(NDArrayOperatorsMixin):
         block = Block(device, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
         return cls(block, block.state.data.view(dtype).reshape(tuple(shape)))
 
-    # ------------------------------------------------------------------ metadata, known without waiting
-
     dtype = property(lambda self: self._view.dtype)
     shape = property(lambda self: self._view.shape)
     ndim = property(lambda self: self._view.ndim)
@@ -74,7 +71,6 @@ class SimulatedArray(NDArrayOperatorsMixin):
 
     @property
     def device(self) -> SimulatedDevice:
-        """The device that holds the memory."""
         return self.block.device
 
     T = property(lambda self: self.transpose())
@@ -90,21 +86,16 @@ class SimulatedArray(NDArrayOperatorsMixin):
     def __repr__(self) -> str:
         return f"<array {self.dtype}{list(self.shape)} on {self.device.name}>"
 
-    # ------------------------------------------------------------------ conversion to host values: waits, or raises
-
     def __array__(self, *_: object, **__: object) -> Any:
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct one explicitly.")
 
     def get(self) -> np.ndarray[Any, Any]:
-        """Copy the content to the host, and wait for it."""
         return self.device.download(self)
 
     def tolist(self) -> Any:
-        """Copy the content to the host as Python numbers, and wait for it."""
         return self.get().tolist()
 
     def item(self) -> Any:
-        """Copy the only element to the host as a Python number, and wait for it."""
         return self.get().item()
 
     def __bool__(self) -> bool:
@@ -119,41 +110,38 @@ class SimulatedArray(NDArrayOperatorsMixin):
     def __index__(self) -> int:
         return operator.index(self.get().item())
 
-    # ------------------------------------------------------------------ DLPack
-
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, self.device.index
 
     def __dlpack__(self, **_: object) -> SimulatedArray:
         return self
 
-    # ------------------------------------------------------------------ content
-
     def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, out: tuple[Any, ...] = (), **options: Any) -> Any:
-        """Implement operators such as ``+``. Direct calls such as ``numpy.exp(array)`` are refused: kernels must use `xp`."""
-        if method != "__call__" or (function.nin == 1 and function not in (np.negative, np.positive, np.absolute, np.invert)):
+        """Implement operators such as ``+``. Refuse calls such as ``numpy.exp(array)``: kernels must call functions of `xp`."""
+        is_unary_operator = function in (np.negative, np.positive, np.absolute, np.invert)
+        if method != "__call__" or (function.nin == 1 and not is_unary_operator):
             return NotImplemented
         if not out:
             return apply(function.__name__, function, inputs, options)
-        mark_written(function.__name__, lambda target, *args: function(*args, out=target), out[0], inputs)
+        enqueue_write(function.__name__, lambda target, *args: function(*args, out=target), out[0], inputs)
         return out[0]
 
     def __getitem__(self, key: Any) -> SimulatedArray:
-        return apply("getitem", lambda array, *parts: array[_fill(key, parts)], (self, *_find_in_key(key)), waits=_has_mask(key))  # type: ignore[no-any-return]
+        indices = _find_arrays_in_key(key)
+        has_mask = any(index.dtype == np.bool_ for index in indices)
+        return apply("getitem", lambda array, *contents: array[_fill(key, contents)], (self, *indices), waits=has_mask)  # type: ignore[no-any-return]
 
     def __setitem__(self, key: Any, value: Any) -> None:
         def put(target: np.ndarray[Any, Any], *args: Any) -> None:
-            count = len(args) - 1
-            target[_fill(key, args[:count])] = args[count]
+            target[_fill(key, args[:-1])] = args[-1]
 
-        mark_written("setitem", put, self, (*_find_in_key(key), value))
+        enqueue_write("setitem", put, self, (*_find_arrays_in_key(key), value))
 
     def reshape(self, *shape: Any, **options: Any) -> SimulatedArray:
-        """Reshape, as a view if possible."""
         return apply("reshape", lambda array: array.reshape(*shape, **options), (self,))  # type: ignore[no-any-return]
 
 
-def _find_in_key(key: Any) -> list[Any]:
+def _find_arrays_in_key(key: Any) -> list[Any]:
     parts = key if isinstance(key, tuple) else (key,)
     if any(isinstance(part, np.ndarray) for part in parts):
         raise TypeError("Unsupported type <class 'numpy.ndarray'>")
@@ -161,23 +149,17 @@ def _find_in_key(key: Any) -> list[Any]:
 
 
 def _fill(key: Any, contents: Sequence[Any]) -> Any:
-    """Replace the arrays in an index by their contents."""
+    """Replace the simulated arrays in an index by ``contents``, which are NumPy arrays."""
+    if not isinstance(key, tuple):
+        return contents[0] if isinstance(key, SimulatedArray) else key
     replacements = iter(contents)
-    parts = tuple(next(replacements) if isinstance(p, SimulatedArray) else p for p in (key if isinstance(key, tuple) else (key,)))
-    return parts if isinstance(key, tuple) else parts[0]
-
-
-def _has_mask(key: Any) -> bool:
-    return any(array.dtype == np.bool_ for array in _find_in_key(key))
-
-
-# ---------------------------------------------------------------------- enqueuing work
+    return tuple(next(replacements) if isinstance(part, SimulatedArray) else part for part in key)
 
 
 def _check_device(arrays: Sequence[SimulatedArray]) -> SimulatedDevice:
     device = arrays[0].device
     current = device.world.current()
-    # CuPy would start the kernel on the current device, which could not read the memory of another one.
+    # CuPy would start the kernel on the current device, which could not read the memory of another device.
     for array in arrays:
         if array.device is not current:
             raise ValueError(f"an array of {array.device.name} is used while {current.name} is current")
@@ -185,68 +167,75 @@ def _check_device(arrays: Sequence[SimulatedArray]) -> SimulatedDevice:
 
 
 def _replace_arrays(value: Any, as_view: Callable[[SimulatedArray], Any]) -> Any:
-    """Replace arrays in the arguments by ``as_view(array)``; raises TypeError for NumPy arrays, as CuPy does."""
+    """Replace arrays in lists, tuples and dictionaries by ``as_view(array)``; raises TypeError for NumPy arrays, as CuPy does."""
     if isinstance(value, SimulatedArray):
         return as_view(value)
     if isinstance(value, np.ndarray):
         raise TypeError("Unsupported type <class 'numpy.ndarray'>")
     if isinstance(value, list | tuple):
         return type(value)(_replace_arrays(item, as_view) for item in value)
+    if isinstance(value, dict):
+        return {name: _replace_arrays(item, as_view) for name, item in value.items()}
     return value
 
 
-def _find_arrays(value: Any) -> list[SimulatedArray]:
+def find_arrays(value: Any) -> list[SimulatedArray]:
+    """List the arrays in lists, tuples and dictionaries."""
     if isinstance(value, SimulatedArray):
         return [value]
-    return [array for item in value for array in _find_arrays(item)] if isinstance(value, list | tuple) else []
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [array for item in items for array in find_arrays(item)]
 
 
 def apply(
     name: str, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any] | None = None, waits: bool = False
 ) -> Any:
-    """Enqueue a NumPy function on the current stream, and return the arrays that will hold its results.
+    """Enqueue a NumPy function on the current stream, and return the arrays that will have its results.
 
-    ``waits``: the result's size depends on the content of an argument, so the host first waits for the stream.
+    With ``waits``, the host first waits for the stream, because the size of the result depends on the elements of an argument.
     """
-    options = options or {}
-    arrays = [*_find_arrays(args), *_find_arrays(tuple(options.values()))]
+    call = (args, options or {})
+    arrays = find_arrays(call)
     device = _check_device(arrays)
     if waits:
         device.wait([device.current_stream()])
+    # Run the function now on stand-ins for the arrays, since the types and shapes of the results must be known.
     stand_ins = {id(a): a._view if waits else _make_stand_in(a._view) for a in arrays}
-    # The function runs on the stand-ins now, which tells the types and shapes of its results before the stream gets to it.
-    example = _quiet(
-        function, _replace_arrays(args, lambda a: stand_ins[id(a)]), _replace_option_arrays(options, lambda a: stand_ins[id(a)])
-    )
-    outputs = list(example) if isinstance(example, list | tuple) else [example]
+    example = _call_quietly(function, *_replace_arrays(call, lambda a: stand_ins[id(a)]))
+    for array in arrays:
+        if example is stand_ins[id(array)]:
+            return array  # the function returns its argument
+    outputs = _as_list(example)
     sources = [_find_base(output, arrays, stand_ins) for output in outputs]
-    if example is next((stand_ins[id(a)] for a in arrays if stand_ins[id(a)] is example), arrays):
-        return next(a for a in arrays if stand_ins[id(a)] is example)  # the function returns its argument itself
     if all(source is not None for source in sources):
         # Views share memory with their base, so that nothing is enqueued.
-        views = _quiet(function, _replace_arrays(args, _get_view), _replace_option_arrays(options, _get_view))
-        views = list(views) if isinstance(views, list | tuple) else [views]
+        views = _as_list(_call_quietly(function, *_replace_arrays(call, _get_view)))
         results = [SimulatedArray(s.block, v, s) for s, v in zip(sources, views, strict=True) if s is not None]
     else:
         results = [SimulatedArray.empty(device, np.shape(output), np.asarray(output).dtype) for output in outputs]
-        _enqueue(device, name, function, (args, options), results)
+        contents, targets = _replace_arrays(call, _get_view), [array._view for array in results]
+
+        def work() -> None:
+            for target, result in zip(targets, _as_list(_call_quietly(function, *contents)), strict=True):
+                target[...] = result
+
+        _enqueue(name, work, arrays, results)
     return type(example)(results) if isinstance(example, list | tuple) else results[0]
+
+
+def _as_list(results: Any) -> list[Any]:
+    return list(results) if isinstance(results, list | tuple) else [results]
 
 
 def _get_view(array: SimulatedArray) -> np.ndarray[Any, Any]:
     return array._view
 
 
-def _replace_option_arrays(options: dict[str, Any], as_view: Callable[[SimulatedArray], Any]) -> dict[str, Any]:
-    return {name: _replace_arrays(value, as_view) for name, value in options.items()}
-
-
 def _make_stand_in(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Make zeros with the strides of a view: running a function on them tells the types, shapes and aliasing of its results."""
-    # NumPy lays out results in the order of its operands' strides, as CuPy does.
-    base = np.zeros(view.shape, view.dtype)
+    """Make zeros with the type, shape and order of axes in memory of a view."""
+    # The order matters, because NumPy and CuPy choose the strides of results by those of the operands.
     order = np.argsort([-abs(stride) for stride in view.strides], kind="stable")
-    return np.zeros([view.shape[i] for i in order], view.dtype).transpose(np.argsort(order)) if view.ndim > 1 else base
+    return np.zeros([view.shape[i] for i in order], view.dtype).transpose(np.argsort(order))
 
 
 def _find_base(output: Any, arrays: Sequence[SimulatedArray], stand_ins: dict[int, Any]) -> SimulatedArray | None:
@@ -256,45 +245,30 @@ def _find_base(output: Any, arrays: Sequence[SimulatedArray], stand_ins: dict[in
     return next((a for a in arrays if np.may_share_memory(output, stand_ins[id(a)])), None)
 
 
-def _quiet(function: Callable[..., Any], args: Any, options: dict[str, Any]) -> Any:
+def _call_quietly(function: Callable[..., Any], args: Any, options: dict[str, Any]) -> Any:
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return function(*args, **options)
 
 
-def _enqueue(
-    device: SimulatedDevice, name: str, function: Callable[..., Any], call: Any, outputs: Sequence[SimulatedArray]
-) -> None:
-    """Enqueue ``function(*args, **options)`` for the pair ``call``; the stream copies its results to ``outputs``."""
-    args, options = _replace_arrays(call[0], _get_view), _replace_option_arrays(call[1], _get_view)
-    targets = [array._view for array in outputs]
-
-    def work() -> None:
-        results = _quiet(function, args, options)
-        for target, result in zip(targets, results if isinstance(results, list | tuple) else [results], strict=True):
-            target[...] = result
-
-    reads = tuple({a.block.state: None for a in (*_find_arrays(call[0]), *_find_arrays(tuple(call[1].values())))})
+def _enqueue(name: str, work: Callable[[], None], reads: Sequence[SimulatedArray], writes: Sequence[SimulatedArray]) -> None:
+    device = reads[0].device
+    read_blocks = tuple(dict.fromkeys(array.block.state for array in reads))
     device.machine.kernels.append(name)
-    device.machine.put(device.current_stream(), WorkItem(name, work, reads, tuple(a.block.state for a in outputs)))
+    item = WorkItem(name, work, read_blocks, tuple(array.block.state for array in writes))
+    device.machine.put(device.current_stream(), item)
 
 
-def mark_written(name: str, function: Callable[..., None], target: SimulatedArray, args: tuple[Any, ...]) -> None:
-    """Enqueue a function that writes to ``target`` on the current stream; it gets NumPy views of ``target`` and ``args``."""
-    arrays = [target, *_find_arrays(args)]
-    device = _check_device(arrays)
-    view, contents = target._view, _replace_arrays(args, _get_view)
-    if contents and isinstance(contents[-1], np.ndarray):
-        np.broadcast_shapes(contents[-1].shape)
-    reads = tuple({a.block.state: None for a in arrays})
-    device.machine.kernels.append(name)
-    device.machine.put(
-        device.current_stream(), WorkItem(name, lambda: _quiet(function, (view, *contents), {}), reads, (target.block.state,))
-    )
+def enqueue_write(name: str, function: Callable[..., None], target: SimulatedArray, args: tuple[Any, ...]) -> None:
+    """Enqueue ``function(target, *args)``, which writes to ``target``, on the current stream; it gets NumPy views of arrays."""
+    arrays = [target, *find_arrays(args)]
+    _check_device(arrays)
+    contents = (target._view, *_replace_arrays(args, _get_view))
+    _enqueue(name, lambda: _call_quietly(function, contents, {}), arrays, [target])
 
 
 Clock: TypeAlias = dict[int, int]
-"""A vector clock: maps a stream's number to the number of its last work item that is certain to be complete."""
+"""A vector clock: maps the number of a stream to the number of its last work item that is certain to be complete."""
 Order: TypeAlias = Literal["eager", "late", "random"]
 POISON = 0xFF
 """The byte in uninitialized and freed memory: NaN as a float, -1 as an integer."""
@@ -302,20 +276,18 @@ POISON = 0xFF
 
 @dataclass(eq=False, slots=True)
 class BlockState:
-    """The bytes of a memory block and its last accesses. It outlives its arrays while queued work needs it."""
+    """The bytes of a memory block and its last accesses. Queued work may need them after the arrays are deleted."""
 
     data: np.ndarray[Any, Any]
     device: str
     stream: SimulatedStream
-    """The stream of its allocation. After it is freed, later allocations on that stream may reuse it."""
+    """The stream of the allocation. When the block is free, later allocations on this stream may reuse it."""
     writes: Clock = field(default_factory=dict)
     reads: Clock = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """A kernel or copy, with the memory blocks that it reads and writes."""
-
     name: str
     do: Callable[[], None]
     reads: tuple[BlockState, ...] = ()
@@ -324,7 +296,7 @@ class WorkItem:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A position in a stream, with the vector clock there."""
+    """A position in a stream, and the vector clock of the stream at this position."""
 
     stream: SimulatedStream
     number: int
@@ -361,28 +333,25 @@ class SimulatedMachine:
         self.copies: list[str] = []
         """Directions of the copies, in the order in which they were enqueued: ``in``, ``out`` or ``across``."""
         self.waits = 0
-        """Number of times that the host waited for a stream or an event."""
+        """How often the host has waited for a stream or an event."""
         self._chance = random.Random(seed)
         self._streams: list[SimulatedStream] = []
         self._host: Clock = {}
         self.lock = threading.RLock()
 
-    # ------------------------------------------------------------------ streams
-
     def stream(self, device: str) -> SimulatedStream:
-        """Create a stream."""
         with self.lock:
             stream = SimulatedStream(len(self._streams), device)
             self._streams.append(stream)
             return stream
 
     def put(self, stream: SimulatedStream, item: WorkItem) -> None:
-        """Enqueue work on a stream, or add it to the stream's recording; races with other work are logged in `races`."""
+        """Enqueue work on a stream, or add it to the stream's recording. Log races with other work in `races`."""
         with self.lock:
             if stream.recording is not None:
                 stream.recording.append(item)
                 return
-            # Whatever the host has waited for is complete before anything that it enqueues now.
+            # Work for which the host has waited is complete before all work that it enqueues now.
             self._join(stream.clock, self._host)
             stream.issued += 1
             stream.clock[stream.number] = stream.issued
@@ -391,24 +360,23 @@ class SimulatedMachine:
             self._advance()
 
     def _check(self, stream: SimulatedStream, item: WorkItem) -> None:
-        """Log races of the item with earlier accesses, then record its own. Clocks decide, not the order of execution."""
+        """Log races of the item with earlier accesses by the clocks, not by the order of execution; then record its accesses."""
         for state in item.reads:
             self._check_ordered(state.writes, stream, f"{item.name} reads what is written")
             state.reads[stream.number] = stream.issued
         for state in item.writes:
             self._check_ordered(state.writes, stream, f"{item.name} writes what is written")
-            # The item's reads were recorded above and are not a race with its writes.
+            # The reads of the item, which were recorded above, are not a race with its writes.
             self._check_ordered(state.reads, stream, f"{item.name} writes what is read", besides=stream.number)
             state.writes, state.reads = {stream.number: stream.issued}, {}
 
     def _check_ordered(self, accesses: Clock, stream: SimulatedStream, access: str, besides: int = -1) -> None:
-        """Log a race unless the stream's clock is at or after all ``accesses``, except those of the stream ``besides``."""
+        """Log a race for each of ``accesses`` that is not certain to be complete, except those of the stream ``besides``."""
         for number, item in accesses.items():
             if number != besides and stream.clock.get(number, 0) < item:
                 self.races.append(f"{access} on stream {number}, and nothing orders stream {stream.number} after that")
 
     def event(self, stream: SimulatedStream) -> Event:
-        """Create an event at the current end of a stream."""
         with self.lock:
             self._join(stream.clock, self._host)
             return Event(stream, stream.issued, dict(stream.clock))
@@ -428,8 +396,6 @@ class SimulatedMachine:
     def _join(clock: Clock, other: Clock) -> None:
         for number, item in other.items():
             clock[number] = max(clock.get(number, 0), item)
-
-    # ------------------------------------------------------------------ execution
 
     def _advance(self) -> None:
         """After an enqueue, execute all ready work (``eager``), up to two items (``random``), or nothing (``late``)."""
@@ -452,11 +418,11 @@ class SimulatedMachine:
         """Execute the next item of a ready stream, the newest unless in random order; return False if no stream is ready."""
         if not ready:
             return False
-        # The newest stream first: work that was enqueued last overtakes all that nothing orders before it.
+        # The newest stream first, so that its work overtakes all work that nothing orders before it.
         stream = self._chance.choice(ready) if self.order == "random" else ready[-1]
         number, work, _ = stream.queue.popleft()
         if work is not None:
-            copy_context().run(work)  # a copy, since a finalizer may run this while the caller changes its context
+            copy_context().run(work)  # in a copy, because a finalizer may call this while its thread changes the context
         stream.done = number
         return True
 
@@ -468,11 +434,11 @@ class SimulatedMachine:
             self.waits += 1
             while event.stream.done < event.number:
                 if not self._step(self._find_blocking(event) if self.order == "late" else self._list_ready()):
-                    raise RuntimeError(f"stream {event.stream.number} waits for ever")
+                    raise RuntimeError(f"stream {event.stream.number} waits forever")
             self._join(self._host, event.clock)
 
     def _find_blocking(self, event: Event) -> list[SimulatedStream]:
-        """List the one stream whose next item must be executed for the event; empty if there is none."""
+        """Find the stream whose next item must be executed before the event; return it in a list, or an empty list."""
         stream = event.stream
         while stream.queue and not self._may_begin(stream):
             blocking = stream.queue[0][2]
@@ -481,14 +447,12 @@ class SimulatedMachine:
         return [stream] if stream.queue else []
 
     def is_done(self, event: Event) -> bool:
-        """Whether the event has occurred. If so, the host counts as synchronized with it."""
+        """Whether the event has occurred. If it has, later work of the host is ordered after the event."""
         with self.lock:
             occurred = event.stream.done >= event.number
             if occurred:
                 self._join(self._host, event.clock)
             return occurred
-
-    # ------------------------------------------------------------------ recording
 
     @contextmanager
     def record_work(self, stream: SimulatedStream) -> Iterator[list[WorkItem]]:
@@ -501,13 +465,10 @@ class SimulatedMachine:
             stream.recording = None
 
     def replay(self, stream: SimulatedStream, items: Iterable[WorkItem]) -> None:
-        """Enqueue recorded work on a stream."""
         with self.lock:
             self.kernels.append("graph")
             for item in items:
                 self.put(stream, item)
-
-    # ------------------------------------------------------------------ memory
 
     def take(self, device: str, nbytes: int) -> None:
         """Reserve memory on a device; raises SimulatedMemoryError if there is not enough."""
@@ -518,17 +479,15 @@ class SimulatedMachine:
             self.used[device] = used + nbytes
 
     def free(self, state: BlockState) -> None:
-        """Free a block, and enqueue a write of `POISON` on its stream, as the next owner of the memory might do."""
+        """Free a block, and enqueue a write of `POISON` on its stream, as if the memory were allocated again."""
         with self.lock:
             self.used[state.device] -= state.data.nbytes
-            # An access that is enqueued later, or not ordered before this write, is a race.
+            # A later access, or one that is not ordered before this write, is a race.
             data = state.data
             self.put(state.stream, WorkItem("the next owner", lambda: data.fill(POISON), (), (state,)))
 
 
 class SimulatedMemoryError(MemoryError):
-    """A simulated device does not have enough memory."""
-
     def __init__(self, nbytes: int) -> None:
         super().__init__(f"out of simulated memory: {nbytes} bytes")
         self.nbytes = nbytes

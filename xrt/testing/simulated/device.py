@@ -23,7 +23,8 @@ from xrt.testing.simulated.array import (
     SimulatedStream,
     WorkItem,
     apply,
-    mark_written,
+    enqueue_write,
+    find_arrays,
 )
 
 
@@ -46,12 +47,11 @@ class DeviceWorld:
             return self.devices[index]
 
     def current(self) -> SimulatedDevice:
-        """The current device of this thread; device 0 by default."""
         stack = self._stack()
         return stack[-1][0] if stack else self.device(0)
 
     def stream(self, device: SimulatedDevice) -> SimulatedStream:
-        """The current stream of this thread on a device; its default stream by default."""
+        """The current stream of this thread on a device, or the default stream of the device."""
         return next((stream for owner, stream in reversed(self._stack()) if owner is device), device.default)
 
     def _stack(self) -> list[tuple[SimulatedDevice, SimulatedStream]]:
@@ -87,8 +87,6 @@ class SimulatedDevice(Device):
     def xp(self) -> SimulatedModule:
         return self._module
 
-    # ------------------------------------------------------------------ arrays
-
     def upload(self, array: np.ndarray[Any, Any]) -> SimulatedArray:
         # A copy, because the caller may change the array before the stream gets to the transfer.
         with self.activate(self.current_stream()):
@@ -102,10 +100,10 @@ class SimulatedDevice(Device):
         return np.array(copy.array)
 
     def address(self, value: Any) -> int:
-        raise TypeError("a simulated device has no addresses that a library could be handed")
+        raise TypeError("a simulated device has no addresses that a library could use")
 
     def view_memory(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Any:
-        raise TypeError("a simulated device has no addresses that a library could be handed")
+        raise TypeError("a simulated device has no addresses that a library could use")
 
     def owns(self, value: object) -> bool:
         return isinstance(value, SimulatedArray) and value.device is self
@@ -120,8 +118,6 @@ class SimulatedDevice(Device):
         self.follow(self.current_stream(), imported.block.state.stream)
         return imported  # type: ignore[no-any-return]
 
-    # ------------------------------------------------------------------ memory
-
     def memory(self) -> MemoryInfo:
         return MemoryInfo(self.machine.limit - self.machine.used.get(self.name, 0), self.machine.limit)
 
@@ -131,8 +127,6 @@ class SimulatedDevice(Device):
 
     def shortage(self, error: BaseException) -> int | None:
         return error.nbytes if isinstance(error, SimulatedMemoryError) else None
-
-    # ------------------------------------------------------------------ copies
 
     def copy_in(self, host: np.ndarray[Any, Any], stream: SimulatedStream) -> PendingCopy:
         with self.activate(stream):
@@ -177,8 +171,6 @@ class SimulatedDevice(Device):
     def copy_within(self, target: SimulatedArray, source: SimulatedArray, stream: SimulatedStream) -> None:
         with self.activate(stream):
             target[...] = source
-
-    # ------------------------------------------------------------------ streams and events
 
     def new_stream(self) -> SimulatedStream:
         return self.machine.stream(self.name)
@@ -226,12 +218,12 @@ class SimulatedDevice(Device):
 
 
 class PinnedMemory:
-    """Pinned host memory that a copy reads. If it is deleted before the copy is executed, the copy reads `POISON`."""
+    """Pinned host memory that a copy reads. If this object is deleted before the copy is executed, the copy reads `POISON`."""
 
     def __init__(self, host: np.ndarray[Any, Any]) -> None:
         self.content = content = np.array(host)
         self._alive = alive = [True]
-        # The check must not refer to this object: it would keep it alive until the copy.
+        # The function does not refer to this object, which it would keep alive until the copy.
         self.check = lambda: None if alive[0] else _poison(content)
 
     def __del__(self) -> None:
@@ -271,15 +263,18 @@ def simulate_devices(devices: int = 2, order: Order = "late", seed: int = 0, lim
 
 
 SIZED_BY_CONTENT = frozenset({"compress", "extract", "flatnonzero", "nonzero", "unique", "argwhere"})
-"""Functions whose result size depends on the content of an array, so that the host must wait for it."""
+"""Functions of which the size of the result depends on the elements of an array, so that the host must wait for the array."""
 CREATING = frozenset({"arange", "empty", "eye", "full", "identity", "indices", "linspace", "ones", "tri", "zeros"})
 """Functions that create arrays from numbers on the host."""
-PLAIN = frozenset({"newaxis", "pi", "e", "inf", "nan", "finfo", "iinfo", "dtype", "result_type", "promote_types", "can_cast"})
+HOST_NAMES = frozenset(
+    {"newaxis", "pi", "e", "inf", "nan", "finfo", "iinfo", "dtype", "result_type", "promote_types", "can_cast"}
+)
+"""Names of the module that are not functions of arrays."""
 TYPES = ("bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
 
 
 class SimulatedModule:
-    """The array module (`xp`) of a simulated device. It has only names and keyword arguments that CuPy has, too."""
+    """The array module (`xp`) of a simulated device. Its functions and their keyword arguments are a subset of CuPy's."""
 
     ndarray = SimulatedArray
 
@@ -288,7 +283,7 @@ class SimulatedModule:
         self.linalg = SimpleNamespace(det=lambda value: apply("det", np.linalg.det, (value,)))
 
     def __getattr__(self, name: str) -> Any:
-        if name in PLAIN or name in TYPES:
+        if name in HOST_NAMES or name in TYPES:
             return getattr(np, name)
         if name not in FUNCTIONS:
             raise AttributeError(f"CuPy {VERSION} has no {name!r}, and so the simulated device has none")
@@ -302,13 +297,13 @@ class SimulatedModule:
         def call(*args: Any, **options: Any) -> Any:
             self._check(name, parameters, options)
             out = options.pop("out", None)
-            if not _has_arrays(args) and not _has_arrays(tuple(options.values())):
+            if not find_arrays((args, options)):
                 result = self.asarray(function(*args, **options))
                 if out is not None:
                     self.copyto(out, result)
                 return result if out is None else out
             if out is not None:
-                mark_written(name, lambda target, *contents: np.copyto(target, function(*contents, **options)), out, args)
+                enqueue_write(name, lambda target, *contents: np.copyto(target, function(*contents, **options)), out, args)
                 return out
             return apply(name, function, args, options, waits=name in SIZED_BY_CONTENT)
 
@@ -320,7 +315,7 @@ class SimulatedModule:
         def create(*args: Any, **options: Any) -> Any:
             self._check(name, FUNCTIONS.get(name), options)
             values = [value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value for value in args]
-            if _has_arrays(tuple(values)):
+            if find_arrays(values):
                 return apply(name, getattr(np, name), tuple(values), options)
             return self._device.upload(getattr(np, name)(*values, **options))
 
@@ -332,13 +327,11 @@ class SimulatedModule:
             if parameters is not None and option not in parameters:
                 raise TypeError(f"{name}() got an unexpected keyword argument {option!r}: CuPy's has none")
 
-    # ------------------------------------------------------------------ conversion
-
     def asarray(self, value: Any, dtype: Any = None, order: Any = None) -> SimulatedArray:
         """Convert host data or a list of device arrays to a device array; cast a device array to ``dtype`` if it differs."""
         if isinstance(value, SimulatedArray):
             return value if dtype in (None, value.dtype) else value.astype(dtype)  # type: ignore[attr-defined]
-        if _has_arrays((value,)):
+        if find_arrays(value):
             return self.stack(value)  # type: ignore[no-any-return]
         return self._device.upload(np.asarray(value, dtype, order="C"))
 
@@ -349,17 +342,15 @@ class SimulatedModule:
         return value if value.flags.c_contiguous else value.copy()  # type: ignore[attr-defined]
 
     def asnumpy(self, value: SimulatedArray) -> np.ndarray[Any, Any]:
-        """Copy the content to the host, and wait for it."""
         return self._device.download(value)
 
     def copyto(self, target: SimulatedArray, source: Any, where: Any = True) -> None:
         """Enqueue a copy of ``source`` to ``target`` where the mask ``where`` is true."""
         args = (source, where) if isinstance(where, SimulatedArray) else (source,)
-        mark_written("copyto", lambda t, s, *w: np.copyto(t, s, where=w[0] if w else True), target, args)
+        enqueue_write("copyto", lambda t, s, *w: np.copyto(t, s, where=w[0] if w else True), target, args)
 
     def put_along_axis(self, target: SimulatedArray, indices: Any, values: Any, axis: int) -> None:
-        """Enqueue a write of values at indices along an axis."""
-        mark_written("put_along_axis", lambda t, i, v: np.put_along_axis(t, i, v, axis), target, (indices, values))
+        enqueue_write("put_along_axis", lambda t, i, v: np.put_along_axis(t, i, v, axis), target, (indices, values))
 
     def shape(self, value: Any) -> tuple[int, ...]:
         """The shape of an array or a nested list, without waiting for its content."""
@@ -373,23 +364,14 @@ UFUNCS_WITH_AT = frozenset({"add", "maximum", "minimum", "subtract"})
 def _update_at(name: str, function: np.ufunc, target: SimulatedArray, args: tuple[Any, ...]) -> None:
     """Enqueue ``function.at``, which applies a ufunc at indices that may repeat."""
     if name not in UFUNCS_WITH_AT:
-        raise NotImplementedError(f"{name}.at is not there: CuPy has none")
+        raise NotImplementedError(f"CuPy has no {name}.at")
     indices, values = args
     is_tuple = isinstance(indices, tuple)
 
     def at(view: np.ndarray[Any, Any], *parts: Any) -> None:
         function.at(view, parts[:-1] if is_tuple else parts[0], parts[-1])
 
-    mark_written(f"{name}.at", at, target, (*(indices if is_tuple else (indices,)), values))
-
-
-def _has_arrays(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(map(_has_arrays, value))
-    return isinstance(value, SimulatedArray)
-
-
-# ---------------------------------------------------------------------- array methods
+    enqueue_write(f"{name}.at", at, target, (*(indices if is_tuple else (indices,)), values))
 
 
 def _make_method(name: str) -> Callable[..., Any]:
@@ -407,11 +389,10 @@ for _name in (
     *("dot", "flatten", "max", "mean", "min", "nonzero", "prod", "ravel", "repeat", "round", "squeeze", "std", "sum", "swapaxes"),
     *("take", "trace", "transpose", "var", "view"),
 ):
-    # Methods are enqueued as functions are, under their own names in the log of kernels.
     setattr(SimulatedArray, _name, _make_method(_name))
 
 
-# The NumPy functions that XRT calls and this version of CuPy has, with the names of their arguments; * accepts any.
+# The functions of NumPy that this version of CuPy has, too, with the names of their keyword arguments; * accepts all keywords.
 VERSION = "14.2.0"
 
 _UFUNCS = """
