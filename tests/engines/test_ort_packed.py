@@ -210,9 +210,9 @@ def test_a_damaged_packed_weight_is_not_used(path: Path) -> None:
     data = bytearray(path.read_bytes())
     container = Container.open(path, KIND)
     (name,) = (name for name in container.sections if name.startswith("compiled:"))
-    header = saving.SavedSession.read(container.section(name)).header
-    assert header["weights"] - header["own"] > N * N * 4
-    data[data.find(bytes(container.section(name))) + (header["own"] + header["weights"]) // 2] ^= 1
+    footer = saving.SavedSession.read(container.section(name)).footer
+    assert footer["weights"] - footer["own"] > N * N * 4
+    data[data.find(bytes(container.section(name))) + (footer["own"] + footer["weights"]) // 2] ^= 1
     path.write_bytes(data)
     with xrt.load(path, cache=CompileCache()) as module:
         with pytest.warns(CacheWarning, match="the checksum of its section 'compiled:"):

@@ -266,7 +266,8 @@ class GraphCompiler(abc.ABC):
 def fill(buffer: np.ndarray[Any, Any], result: Any) -> np.ndarray[Any, Any]:
     """Copy a result into a buffer and return the buffer. Raises RunFailed if their dtype or shape differs."""
     if result.dtype != buffer.dtype or result.shape != buffer.shape:
-        result_type, buffer_type = f"{result.dtype}{list(result.shape)}", f"{buffer.dtype}{list(buffer.shape)}"
+        result_type = f"{result.dtype}{list(result.shape)}"
+        buffer_type = f"{buffer.dtype}{list(buffer.shape)}"
         raise RunFailed(f"a result is {result_type}, but the buffer for it is {buffer_type}")
     np.copyto(buffer, result)
     return buffer
@@ -388,7 +389,7 @@ DEVIATIONS: Mapping[DeviationKind, str] = {
 
 
 class Deviation(NamedTuple):
-    """A difference from the reference on special values that an engine declares instead of working around it."""
+    """A known difference of an engine from the reference on special values, such as NaN, that the engine does not correct."""
 
     kind: DeviationKind
     operators: tuple[str, ...] = ()

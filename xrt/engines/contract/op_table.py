@@ -141,7 +141,6 @@ class OpTable(Generic[K]):
         return "; ".join(reasons) or f"engine {self.engine!r} has no kernel for {node.op}"
 
     def why_not(self, node: Node, function: Function, device: str = "cpu") -> str | None:
-        """Explain why no kernel supports the node; None if one does."""
         kernel = self.find(node, function, device)
         return kernel if isinstance(kernel, str) else None
 

@@ -12,11 +12,8 @@ from xrt.errors import DeviceError, OptionError, did_you_mean
 if TYPE_CHECKING:
     from xrt.engines.contract.graph_compiler import Accelerator
 
-
 Precision: TypeAlias = Literal["fp32", "fp16", "bf16", "int8"]
 REDUCED_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "int8")
-
-
 NAMES_FILES = "names_files"
 """The key of `option`'s argument ``names_files`` in the metadata of a field."""
 
@@ -38,14 +35,14 @@ def option(
     sentence.
     """
     metadata = {"accepts": accepts, "at_least": at_least, "at_most": at_most, "above": above}
-    return field(default=default, metadata=metadata if names_files is None else {**metadata, NAMES_FILES: names_files})
+    # Without the key, the type of the field decides.
+    if names_files is not None:
+        metadata[NAMES_FILES] = names_files
+    return field(default=default, metadata=metadata)
 
 
 def check_options(options: Any) -> None:
-    """Validate an options dataclass. Raises OptionError for a number out of range, or a flag that is not a bool.
-
-    For an engine, also raises OptionError for a value that is not in the `Literal` type of its field.
-    """
+    """Raise OptionError for a number out of range, a flag that is not a bool, or, in an engine, a value not in its `Literal`."""
     is_engine = hasattr(options, "why_not")
     owner = f" of engine {options.name!r}" if is_engine else ""
     for declared in fields(options):
@@ -64,8 +61,9 @@ def _why_not_number(declared: Field[Any], value: Any) -> str:
     annotation = str(getattr(declared.type, "__name__", declared.type))
     if annotation == "bool":
         return "" if isinstance(value, bool) else f"True or False; got {value!r}"
+    has_range = at_least is not None or above is not None
     allows_none = declared.default is None
-    if (at_least is None and above is None) or (value is None and allows_none):
+    if not has_range or (value is None and allows_none):
         return ""
     is_float = "float" in annotation
     # bool is a subclass of int.
@@ -75,9 +73,10 @@ def _why_not_number(declared: Field[Any], value: Any) -> str:
         if is_high_enough and (at_most is None or value <= at_most):
             return ""
     label = "a number" if is_float else "an integer"
+    is_positive = above == 0 or (at_least == 1 and not is_float)
     if at_most is not None:
         expected = f"{label} from {at_least} to {at_most}"
-    elif above == 0 or (at_least == 1 and not is_float):
+    elif is_positive:
         expected = "a positive number" if is_float else "a positive integer"
     else:
         expected = f"{label} of at least {at_least}"

@@ -74,8 +74,10 @@ def list_by_rank() -> tuple[str, ...]:
 
 def find_declaration(name: str) -> EngineDeclaration:
     """Read the declaration of an engine without importing it. If there is none, the result has default values."""
-    claims = _list_entries().get(name, ())
-    return _read_declaration(claims[0].module if claims else "", name, tuple(sys.path))
+    claims = _list_entries().get(name)
+    if not claims:
+        return EngineDeclaration(name)
+    return _read_declaration(claims[0].module, name, tuple(sys.path))
 
 
 def create(engine: str | GraphCompiler) -> GraphCompiler:
@@ -111,10 +113,8 @@ def engine_class(name: str) -> type[GraphCompiler]:
             raise EngineUnavailable(
                 f"engine {name!r} needs {error.name}, which is not installed; install it: {format_pip_command(entry)}"
             ) from error
-        cause = _join_lines(error)
-        raise EngineUnavailable(
-            f"engine {entry.name!r} of {_format_distribution(entry)} ({entry.value}) is broken: {cause}"
-        ) from error
+        origin = f"{_format_distribution(entry)} ({entry.value})"
+        raise EngineUnavailable(f"engine {entry.name!r} of {origin} is broken: {_join_lines(error)}") from error
 
 
 def _make_unprobed_status(name: str) -> EngineStatus:
@@ -185,9 +185,6 @@ def format_pip_command(entry: EntryPoint) -> str:
     distribution = entry.dist.name if entry.dist else entry.module.partition(".")[0]
     extras = f"[{','.join(entry.extras)}]" if entry.extras else ""
     return f"pip install '{distribution}{extras}'"
-
-
-# ---------------------------------------------------------------------- the entry points
 
 
 class EntryPoint(NamedTuple):
@@ -269,8 +266,10 @@ def _read_entry_points(info: str) -> Iterator[EntryPoint]:
         data = Path(info, "entry_points.txt").read_bytes()
     except OSError:
         return
+    if GROUP.encode() not in data:  # almost all distributions
+        return
     is_in_section = False
-    for line in data.decode("utf-8", "replace").splitlines() if GROUP.encode() in data else ():
+    for line in data.decode("utf-8", "replace").splitlines():
         text = line.strip()
         if text.startswith("["):
             is_in_section = text == f"[{GROUP}]"
@@ -347,10 +346,7 @@ def _join_lines(error: BaseException) -> str:
 
 
 def _check_engine(engine: GraphCompiler) -> GraphCompiler:
-    """Raise EngineError if the class of an engine violates the contract, or OptionError if the value of a field has no text form.
-
-    Returns the engine.
-    """
+    """Raise EngineError if the class violates the contract, or OptionError if a field has no text form; return the engine."""
     _check_class(engine.implementation)
     _ = engine.spec  # raises the OptionError
     return engine
@@ -421,8 +417,10 @@ def _read_source(module: str) -> str:
     for part in inner_names:
         # `importlib.util.find_spec` would import the parent packages.
         spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations) if spec else None
-    read = getattr(spec.loader if spec else None, "get_source", None)
-    return (read(spec.name) if read and spec else None) or ""
+    loader: Any = None if spec is None else spec.loader
+    if spec is None or not hasattr(loader, "get_source"):
+        return ""
+    return str(loader.get_source(spec.name) or "")
 
 
 def probe_all(engines: Sequence[str] | None = None, timeout: float = 60) -> tuple[EngineStatus, ...]:

@@ -142,11 +142,9 @@ def read_value(raw: str, hint: Any) -> Any:
         raise OptionError(f"expected {description}; got {raw!r}") from None
 
 
-_NONE = {"none": None}
-_BOOLS = {"true": True, "false": False}
 _SCALARS: dict[Any, tuple[Callable[[str], Any], str]] = {
-    type(None): (lambda raw: _NONE[raw.lower()], "none"),
-    bool: (lambda raw: _BOOLS[raw.lower()], "true or false"),
+    type(None): (lambda raw: {"none": None}[raw.lower()], "none"),
+    bool: (lambda raw: {"true": True, "false": False}[raw.lower()], "true or false"),
     int: (lambda raw: int(raw, 0), "a whole number"),
     float: (float, "a number"),
     str: (unquote, "a text"),
@@ -160,7 +158,8 @@ def _read_union(raw: str, hint: Any) -> Any:
     # In this order, so that ``3`` is an int rather than a float or a text. Every text is a valid str, so str is last.
     scalars = [kind for kind in (type(None), bool, int, float) if kind in members]
     composites = [member for member in members if member not in (*scalars, str)]
-    for member in (*scalars, *composites, *([str] if str in members else [])):
+    texts = [str] if str in members else []
+    for member in (*scalars, *composites, *texts):
         with contextlib.suppress(OptionError):
             return read_value(raw, member)
     raise OptionError(f"expected {_format_type(hint)}; got {raw!r}")
@@ -177,9 +176,9 @@ def _read_literal(raw: str, allowed: tuple[Any, ...]) -> Any:
 def _read_tuple(raw: str, inner: tuple[Any, ...]) -> tuple[Any, ...]:
     """Parse ``(a, b)`` or ``[a, b]``; a single element needs no brackets."""
     parts = split(raw[1:-1]) if raw[:1] in ("(", "[") else [raw]
-    if parts and parts[-1] == "":
+    if parts and parts[-1] == "":  # ``(a,)``
         parts.pop()
-    if len(inner) == 2 and inner[1] is Ellipsis:
+    if len(inner) == 2 and inner[1] is Ellipsis:  # a tuple of any length
         inner = (inner[0],) * len(parts)
     if len(parts) != len(inner):
         raise OptionError(f"expected {len(inner)} elements; got {raw!r}")
@@ -321,14 +320,17 @@ def format_spec(engine: GraphCompiler) -> str:
     hints = field_types(cls)
     options: list[str] = []
     for field in sorted(dataclasses.fields(engine), key=lambda f: f.name):  # type: ignore[arg-type]  # every engine is a dataclass
-        name, value, default = field.name, getattr(engine, field.name), _get_default(field)
+        name = field.name
+        if name not in hints:  # not an argument of the constructor
+            continue
+        value = getattr(engine, name)
+        default = _get_default(field)
         # Compare before formatting, because a spec cannot express every default.
-        if name not in hints or value is default or repr(value) == repr(default):
+        if value is default or repr(value) == repr(default):
             continue
         with _prefix_error(cls, name):
             raw = write_value(value, hints[name])
-            # Equal values may be of different types: 1 is the default 1.0 of a float, but True is not the default 1 of an int |
-            # bool.
+            # Equal values may differ in type: 1 is the default 1.0 of a float, but True is not the default 1 of an int | bool.
             if value == default and raw == write_value(default, hints[name]):
                 continue
         if is_mapping(hints[name]) and value:
@@ -341,6 +343,14 @@ def format_spec(engine: GraphCompiler) -> str:
 def _get_default(field: dataclasses.Field[Any]) -> Any:
     """Get the default of a field; `dataclasses.MISSING` if it has none."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _format_default(default: Any) -> str:
+    if default is dataclasses.MISSING:
+        return "required"
+    if default == FrozenDict():
+        return "{}"
+    return f"{type(default).__name__}()" if dataclasses.is_dataclass(default) else repr(default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,14 +378,7 @@ def list_options(cls: type) -> tuple[OptionEntry, ...]:
     for field in dataclasses.fields(cls):
         if field.init:
             annotation, docstring = declared.get(field.name, (str(field.type), ""))
-            value = _get_default(field)
-            if value is dataclasses.MISSING:
-                default = "required"
-            elif value == FrozenDict():
-                default = "{}"
-            else:
-                default = f"{type(value).__name__}()" if dataclasses.is_dataclass(value) else repr(value)
-            options.append(OptionEntry(field.name, annotation, default, docstring))
+            options.append(OptionEntry(field.name, annotation, _format_default(_get_default(field)), docstring))
     return tuple(options)
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext
     from xrt.graph import Function, Node
 
-
 DeviceName = Literal["auto", "local-sync", "local-task"]
 
 

@@ -268,9 +268,12 @@ def _count_operations(node: Node, function: Function) -> int:
     weights = _list_extents(node.inputs[1], function) if node.op_type in _PRODUCTS and len(node.inputs) > 1 else ()
     if not weights:
         return num_elements
-    # A MatMul sums over the second to last axis of its right operand. The weights of Conv, and usually of Gemm, have the output
-    # channels first, and the sum is over all other axes.
-    num_products = weights[-2:][0] if node.op_type == "MatMul" else prod(weights[1:])
+    if node.op_type == "MatMul":
+        # The sum is over the second to last axis of the right operand. A vector has only one axis.
+        num_products = weights[-2] if len(weights) > 1 else weights[0]
+    else:
+        # The weights of Conv, and usually of Gemm, have the output channels first, and the sum is over all other axes.
+        num_products = prod(weights[1:])
     return num_elements * max(num_products, 1)
 
 

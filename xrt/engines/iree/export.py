@@ -285,7 +285,7 @@ def _conv(w: NodeWriter) -> str | None:
     data = w.x
     if unread_data.any():
         axes = np.arange(2, 2 + len(ends))
-        data = w.op("Slice", w.x, *map(w.constant, (np.zeros_like(axes), ends, axes)))
+        data = w.op("Slice", w.x, w.constant(np.zeros_like(axes)), w.constant(ends), w.constant(axes))
     pads = Attribute.create("pads", [*pads_before.tolist(), *(pads_after - unread_padding).tolist()])
     other_attributes = (attribute for attribute in w.node.attributes if attribute.name != "pads")
     return w.op("Conv", data, *w.node.inputs[1:], attributes=(*other_attributes, pads))
@@ -295,7 +295,8 @@ def _count_unread_elements(w: NodeWriter, extents: Array) -> Array:
     """For each axis, count the elements after its only window; 0 if it has several windows. ``extents`` include the padding."""
     # From the weights, because the attribute kernel_shape may be absent.
     window = np.array(w.extents(w.node.inputs[1])[2:])
-    strides, dilations = (np.array(w.attr(name) or np.ones_like(window)) for name in ("strides", "dilations"))
+    strides = np.array(w.attr("strides") or np.ones_like(window))
+    dilations = np.array(w.attr("dilations") or np.ones_like(window))
     num_after = extents - (window - 1) * dilations - 1
     # As many as a stride would contain a second window.
     return np.where(num_after < strides, num_after, 0)
@@ -328,9 +329,11 @@ def preprocess(function: Function) -> Function:
     # No supported node has side effects, so control edges have no effect.
     free = function.replace(nodes=tuple(replace(node, control=()) for node in function.nodes))
     # Upgrades and decompositions depend on types, so infer them first, and again after each step that adds nodes.
-    expanded = decompose_nodes(infer_shapes(upgrade_opset(infer_shapes(free), MIN_OPSET)), _find_function_body)
+    upgraded = upgrade_opset(infer_shapes(free), MIN_OPSET)
+    expanded = decompose_nodes(infer_shapes(upgraded), _find_function_body)
     folded = infer_shapes(fold_constants(infer_shapes(expanded), evaluate))
-    rewritten = rewrite_nodes(infer_shapes(write_convolutions_as_products(folded)), _rewrite_node)
+    products = write_convolutions_as_products(folded)
+    rewritten = rewrite_nodes(infer_shapes(products), _rewrite_node)
     return infer_shapes(drop_dead_nodes(rewritten))
 
 

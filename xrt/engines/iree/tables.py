@@ -35,10 +35,6 @@ SIZE_INDEPENDENT = frozenset(_SIZE_INDEPENDENT_NAMES.split())
 """Operators that, compiled once with symbolic dims, matched the reference at every tested size."""
 
 
-def _has_input(index: int) -> Predicate:
-    return lambda node, function: has_input(node, index)
-
-
 def _has_dtype(*dtypes: DType) -> Predicate:
     return lambda node, function: find_dtype(node, 0, function) in dtypes
 
@@ -52,7 +48,6 @@ def _may_crop(node: Node, function: Function) -> bool:
 
 
 def _may_step_backwards(node: Node, function: Function) -> bool:
-    """Whether a step of a Slice may be negative."""
     if not has_input(node, 4):
         return False
     steps = find_constant(node.inputs[4], function)
@@ -90,7 +85,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Neg",),
-        lambda node, function: not (find_dtype(node, 0, function) or DType.INT64).is_float,
+        lambda node, function: not (find_dtype(node, 0, function) or DType.INT64).is_float,  # also if the type is unknown
         "IREE's Neg of integers goes through float32",
         ("opposite_of_the_lowest_integer of the corpus",),
     ),
@@ -143,13 +138,13 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("GRU", "LSTM", "RNN"),
-        _has_input(4),
+        lambda node, function: has_input(node, 4),
         "IREE ignores the lengths of sequences",
         ("lengths_of_sequences of the corpus",),
     ),
     KnownIssue(
         ("LSTM",),
-        _has_input(7),
+        lambda node, function: has_input(node, 7),
         "IREE ignores the peepholes of LSTM",
         ("test_lstm_with_peepholes",),
     ),

@@ -22,10 +22,7 @@ def widen(xp: Any, x: Any) -> Any:
 
 
 def round_once(xp: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function so that float types under 32 bits are computed in float32, and only the result is rounded.
-
-    The result has the type of the first argument. Arguments that are not arrays are passed unchanged.
-    """
+    """Wrap a function to compute floats under 32 bits in float32, and round only the result to the first argument's type."""
 
     @wraps(compute)
     def run(x: Any, *operands: Any, **options: Any) -> Any:
@@ -49,7 +46,6 @@ def get_extreme_value(dtype: Any, *, lowest: bool) -> Any:
 
 
 def get_integer_limits(dtype: DType) -> tuple[int, int]:
-    """Get the lowest and the highest value of an integer type."""
     if dtype.text.startswith("uint"):
         return 0, (1 << dtype.bits) - 1
     return -(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1
@@ -80,8 +76,14 @@ def reshape_along_axis(x: Any, axis: int, rank: int) -> Any:
     return x.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
 
 
+def flatten_to_matrix(x: Any, axis: int) -> Any:
+    """Merge the axes before ``axis`` to rows, and the others to columns."""
+    # Not `axis % x.ndim`, because an axis equal to the rank is valid: the result then has one column.
+    start = axis + x.ndim if axis < 0 else axis
+    return x.reshape(prod(x.shape[:start]), prod(x.shape[start:]))
+
+
 def split_axis(x: Any, sizes: Sequence[int], axis: int) -> tuple[Any, ...]:
-    """Split an array into views of the given sizes along an axis."""
     lead = (slice(None),) * (axis % x.ndim)
     return tuple(x[(*lead, slice(end - size, end))] for size, end in zip(sizes, accumulate(sizes), strict=True))
 

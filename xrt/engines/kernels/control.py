@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.engines.kernels.arrays import split_axis
-from xrt.engines.kernels.table import Array, Run, eager as ops
+from xrt.engines.kernels.table import Array, CompiledBody, KernelContext, Run, eager as ops
 
 if TYPE_CHECKING:
-    from xrt.engines.kernels.table import CompiledBody, KernelContext
     from xrt.graph import Node
 
 
@@ -21,7 +20,8 @@ def if_(node: Node, ctx: KernelContext) -> Run:
     then, otherwise = ctx.compile_body("then_branch"), ctx.compile_body("else_branch")
 
     def run(condition: Array, *captured: Any) -> tuple[Any, ...]:
-        return tuple((then if condition.reshape(()) else otherwise)([], captured))
+        branch = then if condition.reshape(()) else otherwise
+        return tuple(branch([], captured))
 
     return run
 
@@ -37,7 +37,8 @@ def loop(node: Node, ctx: KernelContext) -> Run:
         carried, captured = list(values[:carried_count]), values[carried_count:]
         scan_values: list[list[Any]] = [[] for _ in body.function.outputs[1 + carried_count :]]
         proceed = True if condition is None else bool(condition.reshape(()))
-        for trip in count() if max_trips is None else range(int(max_trips.reshape(()))):
+        trips = count() if max_trips is None else range(int(max_trips.reshape(())))
+        for trip in trips:
             if not proceed:
                 break
             flag, *results = body([xp.asarray(trip, dtype=np.int64), xp.asarray(True), *carried], captured)
@@ -58,9 +59,7 @@ def loop(node: Node, ctx: KernelContext) -> Run:
 def _stack_outputs(
     xp: Any, values: Sequence[Array], body: CompiledBody, index: int, iteration_inputs: Sequence[Any], captured: Sequence[Any]
 ) -> Array:
-    """Stack the ``values`` of output ``index`` of the body, one per iteration. If there are none, ``iteration_inputs`` determines
-    their shape.
-    """
+    """Stack the ``values`` of output ``index`` of the body. If no iteration ran, ``iteration_inputs`` determine their shape."""
     if values:
         return xp.stack(values)
     dtype, extents = body.find_unstacked_type(index, iteration_inputs, captured)
@@ -89,19 +88,25 @@ def scan(node: Node, ctx: KernelContext) -> Run:
     xp, body, n_scanned = ctx.xp, ctx.compile_body("body"), node.attr("num_scan_inputs")
     n_states = len(node.inputs) - n_scanned
     n_stacks = len(body.function.outputs) - n_states
-    in_axes, in_directions = (node.attr(f"scan_input_{name}") or (0,) * n_scanned for name in ("axes", "directions"))
-    out_axes, out_directions = (node.attr(f"scan_output_{name}") or (0,) * n_stacks for name in ("axes", "directions"))
+    in_axes = node.attr("scan_input_axes") or (0,) * n_scanned
+    out_axes = node.attr("scan_output_axes") or (0,) * n_stacks
+    # A direction of 1 is backwards.
+    in_directions = node.attr("scan_input_directions") or (0,) * n_scanned
+    out_directions = node.attr("scan_output_directions") or (0,) * n_stacks
 
     def run(*values: Any) -> tuple[Any, ...]:
-        states, inputs, captured = values[:n_states], values[n_states : n_states + n_scanned], values[n_states + n_scanned :]
-        # A direction of 1 is backwards.
-        in_layout = zip(inputs, in_axes, in_directions, strict=True)
-        moved = [(xp.moveaxis(x, axis, 0), direction) for x, axis, direction in in_layout]
-        scanned = [xp.flip(x, 0) if direction == 1 else x for x, direction in moved]
+        states, rest = values[:n_states], values[n_states:]
+        inputs, captured = rest[:n_scanned], rest[n_scanned:]
+        scanned = []
+        for x, axis, direction in zip(inputs, in_axes, in_directions, strict=True):
+            time_first = xp.moveaxis(x, axis, 0)
+            scanned.append(xp.flip(time_first, 0) if direction == 1 else time_first)
         results = _scan_first_axis(xp, body, states, scanned, captured, n_stacks)
-        out_layout = zip(results[n_states:], out_axes, out_directions, strict=True)
-        ordered = [(xp.flip(y, 0) if direction == 1 else y, axis) for y, axis, direction in out_layout]
-        return *results[:n_states], *(xp.moveaxis(y, 0, axis) for y, axis in ordered)
+        outputs = results[:n_states]
+        for stack, axis, direction in zip(results[n_states:], out_axes, out_directions, strict=True):
+            ordered = xp.flip(stack, 0) if direction == 1 else stack
+            outputs.append(xp.moveaxis(ordered, 0, axis))
+        return tuple(outputs)
 
     return run
 
@@ -126,7 +131,8 @@ def scan_batched(node: Node, ctx: KernelContext) -> Run:
         return [*results[:n_states], *padded]
 
     def run(lengths: Array | None, *values: Any) -> tuple[Any, ...]:
-        states, scanned, captured = values[:n_states], values[n_states : n_states + n_scanned], values[n_states + n_scanned :]
+        states, rest = values[:n_states], values[n_states:]
+        scanned, captured = rest[:n_scanned], rest[n_scanned:]
         batch_size, step_count = scanned[0].shape[:2]
         length_list = [step_count] * batch_size if lengths is None else lengths.tolist()
         entries = [

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from xrt.engines.kernels.table import Array, Run, eager as ops
+from xrt.engines.kernels.table import Array, NodeContext, Run, eager as ops
 from xrt.graph import Constant, DType, Node
 from xrt.operators import find_node_constant
-
-if TYPE_CHECKING:
-    from xrt.engines.kernels.table import NodeContext
 
 
 @ops("Constant")
@@ -51,7 +48,8 @@ def range_(node: Node, ctx: NodeContext) -> Run:
         first, end, step = (v.reshape(()).item() for v in (start, limit, delta))
         count = max(0, ceil((end - first) / step))
         wide = np.float32 if start.dtype in xp.narrow else start.dtype
-        return xp.astype(xp.asarray(first, dtype=wide) + xp.arange(count, dtype=wide) * xp.asarray(step, dtype=wide), start.dtype)
+        offsets = xp.arange(count, dtype=wide) * xp.asarray(step, dtype=wide)
+        return xp.astype(xp.asarray(first, dtype=wide) + offsets, start.dtype)
 
     return run
 
@@ -77,7 +75,8 @@ def short_time_fourier(node: Node, ctx: NodeContext) -> Run:
         if window is not None:
             frames = frames * xp.astype(window, np.float64)[:, None]
         values = frames[..., 0] + 1j * frames[..., 1] if is_complex else frames[..., 0]
-        result = (xp.fft.rfft if onesided else xp.fft.fft)(values, n=size, axis=-1)
+        transform = xp.fft.rfft if onesided else xp.fft.fft
+        result = transform(values, n=size, axis=-1)
         return xp.astype(xp.stack([result.real, result.imag], axis=-1), signal.dtype)
 
     return run
@@ -154,10 +153,11 @@ def multinomial(node: Node, ctx: NodeContext) -> Run:
 def dropout_by_attributes(node: Node, ctx: NodeContext) -> Run:
     """Only versions up to 6 drop elements, unless ``is_test`` is set. Before version 10 the mask has the dtype of the input."""
     xp, version, make_generator = ctx.xp, ctx.version, _make_generator_factory(node)
-    ratio, training = node.attr("ratio", 0.5), version <= 6 and not node.attr("is_test", 0)
+    is_training = version <= 6 and not node.attr("is_test", 0)
+    ratio = node.attr("ratio", 0.5) if is_training else 0.0
 
     def run(x: Array) -> tuple[Array, Array]:
-        y, mask = _drop_elements(xp, x, ratio if training else 0.0, make_generator)
+        y, mask = _drop_elements(xp, x, ratio, make_generator)
         return y, mask if version >= 10 else xp.astype(mask, x.dtype)
 
     return run

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.engines.kernels.arrays import round_once, widen
-from xrt.engines.kernels.table import Array, Factory, Run, eager, ops
+from xrt.engines.kernels.table import Array, Factory, NodeContext, Run, eager, ops
 from xrt.formats.onnx.writing import CLIP_BOUND_INPUTS_OPSET, read_clip_bounds
 
 if TYPE_CHECKING:
     from xrt.engines.contract.op_table import OpTable
-    from xrt.engines.kernels.table import NodeContext
     from xrt.graph import Node
 
 
@@ -66,9 +65,7 @@ for _op, _name in {"GreaterOrEqual": "greater_equal", "IsNaN": "isnan", "LessOrE
     ops(_op)(make_function_factory(_name))
 
 
-@ops("Identity")
-def identity(node: Node, ctx: NodeContext) -> Run:
-    return lambda x: x
+ops("Identity")(lambda node, ctx: lambda x: x)
 
 
 @ops("IsInf")
@@ -136,9 +133,7 @@ for _op in ACTIVATIONS:
     ops(_name, domain=_domain)(activation)
 
 
-@ops("Erf")
-def erf(node: Node, ctx: NodeContext) -> Run:
-    return round_once(ctx.xp, ctx.xp.erf)
+ops("Erf")(lambda node, ctx: round_once(ctx.xp, ctx.xp.erf))
 
 
 @ops("Gelu")
@@ -179,8 +174,8 @@ def support_legacy_broadcast(factory: Factory) -> Factory:
             return run
 
         def broadcast(a: Array, b: Array) -> Array:
-            start = axis % a.ndim
-            return run(a, b.reshape(*b.shape, *(1,) * (a.ndim - start - b.ndim)))
+            trailing_axes = a.ndim - axis % a.ndim - b.ndim
+            return run(a, b.reshape(*b.shape, *(1,) * trailing_axes))
 
         return broadcast
 
@@ -228,7 +223,7 @@ def prelu(node: Node, ctx: NodeContext) -> Run:
     def run(x: Array, slope: Array) -> Array:
         # Up to version 6 a vector has one slope per channel. Later it broadcasts along the last axis.
         if has_channel_slopes and slope.ndim == 1 and len(slope) > 1:
-            slope = slope.reshape(-1, *(1,) * (x.ndim - 2))
+            slope = slope.reshape(-1, *(1,) * (x.ndim - 2))  # (C, 1, 1) for images
         return xp.where(x < 0, slope * x, x)
 
     return run
@@ -314,8 +309,8 @@ def power(node: Node, ctx: NodeContext) -> Run:
     def run(base: Array, exponent: Array) -> Array:
         # NumPy raises for integers to negative powers.
         if xp.dtype_kind(base) in "iu" and xp.dtype_kind(exponent) == "i" and bool(xp.any(exponent < 0)):
-            base, exponent, dtype = xp.astype(base, np.float64), xp.astype(exponent, np.float64), base.dtype
-            return xp.astype(xp.power(base, exponent), dtype)
+            y = xp.power(xp.astype(base, np.float64), xp.astype(exponent, np.float64))
+            return xp.astype(y, base.dtype)
         return xp.astype(xp.power(base, exponent), base.dtype)
 
     return run
@@ -352,10 +347,7 @@ def einsum(node: Node, ctx: NodeContext) -> Run:
     return run
 
 
-TRAINING_DOMAIN = "ai.onnx.preview.training"
-
-
-@eager("Adam", domain=TRAINING_DOMAIN, model_update=True, host=(0, 1))
+@eager("Adam", domain="ai.onnx.preview.training", model_update=True, host=(0, 1))
 def adam(node: Node, ctx: NodeContext) -> Run:
     """The outputs are the updated parameters, the averages of their gradients, and the averages of the squared gradients."""
     xp, alpha, beta = ctx.xp, node.attr("alpha", 0.9), node.attr("beta", 0.999)
@@ -377,7 +369,8 @@ def adam(node: Node, ctx: NodeContext) -> Run:
         # Four groups of n tensors: parameters, gradients, averages, and averages of squares.
         n = len(tensors) // 4
         updates = [update(rate, *tensors[i::n]) for i in range(n)]
-        return tuple(tensor for group in zip(*updates, strict=True) for tensor in group)
+        parameters, means, squares = zip(*updates, strict=True)
+        return *parameters, *means, *squares
 
     return run
 
@@ -394,7 +387,7 @@ def rotary_embedding(node: Node, ctx: NodeContext) -> Run:
         cos, sin = cos[:, :, None], sin[:, :, None]  # (batch, sequence, 1, width / 2)
         # (batch, sequence, heads, features)
         features = xp.transpose(x, (0, 2, 1, 3)) if x.ndim == 4 else x.reshape(*x.shape[:2], heads, -1)
-        count = width or features.shape[-1]
+        count = width or features.shape[-1]  # 0 means all features
         # The copy contains the features that are not rotated.
         y = xp.copy(features)
         if interleaved:

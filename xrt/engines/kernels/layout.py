@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.kernels.arrays import reshape_along_axis, split_axis, split_evenly
-from xrt.engines.kernels.table import Array, Run, eager, ops
+from xrt.engines.kernels.arrays import flatten_to_matrix, reshape_along_axis, split_axis, split_evenly
+from xrt.engines.kernels.table import Array, NodeContext, Run, eager, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.kernels.table import NodeContext
     from xrt.graph import Function, Node
 
 
@@ -45,13 +44,7 @@ def reshape(node: Node, ctx: NodeContext) -> Run:
 @ops("Flatten")
 def flatten(node: Node, ctx: NodeContext) -> Run:
     axis = node.attr("axis", 1)
-
-    def run(x: Array) -> Array:
-        # Not `axis % x.ndim`, because an axis equal to the rank is valid: the result then has one column.
-        start = axis + x.ndim if axis < 0 else axis
-        return x.reshape(prod(x.shape[:start]), prod(x.shape[start:]))
-
-    return run
+    return lambda x: flatten_to_matrix(x, axis)
 
 
 @ops("Squeeze", host=(1,))
@@ -75,15 +68,17 @@ def transpose(node: Node, ctx: NodeContext) -> Run:
 @ops("DepthToSpace")
 def depth_to_space(node: Node, ctx: NodeContext) -> Run:
     """Rearrange channels to spatial blocks. Channels are (depth, row, column) with mode CRD, (row, column, depth) with DCR."""
-    xp, block, depth_first = ctx.xp, node.attr("blocksize"), node.attr("mode", "DCR") == "CRD"
+    xp, block, is_crd = ctx.xp, node.attr("blocksize"), node.attr("mode", "DCR") == "CRD"
 
     def run(x: Array) -> Array:
         n, c, h, w = x.shape
-        if depth_first:
-            blocks = xp.transpose(x.reshape(n, c // block**2, block, block, h, w), (0, 1, 4, 2, 5, 3))
+        depth = c // block**2
+        # Move the axes to (N, depth, H, row, W, column).
+        if is_crd:
+            blocks = xp.transpose(x.reshape(n, depth, block, block, h, w), (0, 1, 4, 2, 5, 3))
         else:
-            blocks = xp.transpose(x.reshape(n, block, block, c // block**2, h, w), (0, 3, 4, 1, 5, 2))
-        return blocks.reshape(n, c // block**2, h * block, w * block)
+            blocks = xp.transpose(x.reshape(n, block, block, depth, h, w), (0, 3, 4, 1, 5, 2))
+        return blocks.reshape(n, depth, h * block, w * block)
 
     return run
 
@@ -91,13 +86,14 @@ def depth_to_space(node: Node, ctx: NodeContext) -> Run:
 @ops("SpaceToDepth")
 def space_to_depth(node: Node, ctx: NodeContext) -> Run:
     """Rearrange spatial blocks of ``x`` (N, C, H, W) into channels, in the order of `depth_to_space`."""
-    xp, block, depth_first = ctx.xp, node.attr("blocksize"), node.attr("mode", "DCR") == "CRD"
+    xp, block = ctx.xp, node.attr("blocksize")
+    # The axes of `blocks` are (N, depth, H, row, W, column).
+    order = (0, 1, 3, 5, 2, 4) if node.attr("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
 
     def run(x: Array) -> Array:
         n, c, h, w = x.shape
         blocks = x.reshape(n, c, h // block, block, w // block, block)
-        blocks = xp.transpose(blocks, (0, 1, 3, 5, 2, 4) if depth_first else (0, 3, 5, 1, 2, 4))
-        return blocks.reshape(n, c * block**2, h // block, w // block)
+        return xp.transpose(blocks, order).reshape(n, c * block**2, h // block, w // block)
 
     return run
 
@@ -164,7 +160,8 @@ def _slice_axis(xp: Any, x: Array, axis: int, start: int, end: int, step: int) -
     # PyTorch supports no negative steps, so slice forwards and flip. ONNX clamps the start to the axis, and the end to -1.
     first = min(max(start + extent if start < 0 else start, 0), extent - 1)
     last = max(end + extent if end < 0 else end, -1)
-    return xp.flip(x[(*lead, slice(last + 1, first + 1))], axis)[(*lead, slice(None, None, -step))]
+    flipped = xp.flip(x[(*lead, slice(last + 1, first + 1))], axis)
+    return flipped[(*lead, slice(None, None, -step))]
 
 
 @eager("Expand", host=(1,))
@@ -198,8 +195,9 @@ def trilu(node: Node, ctx: NodeContext) -> Run:
     def run(x: Array, k: Array | None = None) -> Array:
         offset = 0 if k is None else k.reshape(())
         diagonals = xp.arange(x.shape[-1]) - xp.arange(x.shape[-2])[:, None]
+        is_kept = diagonals >= offset if upper else diagonals <= offset
         # A zero of the dtype of x, because a Python zero would turn booleans into integers.
-        return xp.where(diagonals >= offset if upper else diagonals <= offset, x, xp.zeros((), dtype=x.dtype))
+        return xp.where(is_kept, x, xp.zeros((), dtype=x.dtype))
 
     return run
 
@@ -210,7 +208,8 @@ def pad(node: Node, ctx: NodeContext) -> Run:
     fixed_pads, number = node.attr("pads", node.attr("paddings")), node.attr("value", 0)
 
     def run(x: Array, pads: Array | None = None, value: Array | None = None, axes: Array | None = None) -> Array:
-        fill = ("" if xp.dtype_kind(x) == "O" else number) if value is None else value.reshape(()).item()
+        default = "" if xp.dtype_kind(x) == "O" else number  # the kind of strings is O
+        fill = default if value is None else value.reshape(()).item()
         amounts = fixed_pads if pads is None else pads.tolist()
         return xp.pad_axes(x, amounts, mode, fill, None if axes is None else axes.tolist())
 
@@ -289,11 +288,7 @@ def scatter_nd(node: Node, ctx: NodeContext) -> Run:
 
 def _make_scatter(xp: Any, reduction: str, make_indices: Callable[[Array], tuple[Array, ...]]) -> Run:
     """Make a kernel that writes updates at ``make_indices(indices)`` to a copy of ``x``, or to ``out``, which may be ``x``."""
-
-    def run(x: Array, indices: Array, updates: Array, **options: Array) -> Array:
-        return xp.scatter(x, make_indices(indices), updates, reduction, **options)
-
-    return run
+    return lambda x, indices, updates, **options: xp.scatter(x, make_indices(indices), updates, reduction, **options)
 
 
 @ops("TensorScatter", mutable=(0,))
@@ -320,11 +315,7 @@ def tensor_scatter(node: Node, ctx: NodeContext) -> Run:
 def non_zero(node: Node, ctx: NodeContext) -> Run:
     """Return the indices of nonzero elements, with one row per axis. For a 0-d tensor the result has no rows."""
     xp = ctx.xp
-
-    def run(x: Array) -> Array:
-        return xp.astype(xp.stack(xp.nonzero(xp.atleast_1d(x))), np.int64)[: x.ndim]
-
-    return run
+    return lambda x: xp.astype(xp.stack(xp.nonzero(xp.atleast_1d(x))), np.int64)[: x.ndim]
 
 
 @eager("Unique")
@@ -338,7 +329,8 @@ def unique(node: Node, ctx: NodeContext) -> Run:
         inverse = inverse.reshape(-1)
         if not in_order:
             order = xp.argsort(first)
-            first, counts, inverse = first[order], counts[order], xp.argsort(order)[inverse]
+            inverse_order = xp.argsort(order)
+            first, counts, inverse = first[order], counts[order], inverse_order[inverse]
         y = x.reshape(-1)[first] if axis is None else xp.take(x, first, axis=axis)
         return y, *(xp.astype(v, np.int64) for v in (first, inverse, counts))
 

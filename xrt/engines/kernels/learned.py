@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from xrt.engines.kernels.table import Array, Run, numpy_only as ops
+from xrt.engines.kernels.table import Array, NodeContext, Run, numpy_only as ops
 from xrt.graph import MapType, Node, SequenceType, TensorType, Type
-
-if TYPE_CHECKING:
-    from xrt.engines.kernels.table import NodeContext
 
 ML = "ai.onnx.ml"
 SOFTMAX_ZERO_THRESHOLD = 1e-7
@@ -29,7 +26,6 @@ def _read_labels(node: Node) -> list[Any]:
 
 
 def _read_keys(node: Node) -> list[Any]:
-    """Read the keys in the node's attributes; raises ValueError if it has none."""
     if keys := _read_labels(node):
         return keys
     raise ValueError(f"{node.op} lists no keys")
@@ -42,7 +38,8 @@ def _make_label_array(values: Sequence[Any], labels: Sequence[Any]) -> Array:
 
 def _make_feature_rows(x: Array) -> Array:
     """Convert features to float64, with one sample per row. A vector is one sample."""
-    return (x[None] if x.ndim == 1 else x.reshape(len(x), -1)).astype(np.float64)
+    rows = x[None] if x.ndim == 1 else x.reshape(len(x), -1)
+    return rows.astype(np.float64)
 
 
 def _post_process(scores: Array, node: Node) -> Array:
@@ -53,7 +50,8 @@ def _post_process(scores: Array, node: Node) -> Array:
         scores = 1 / (1 + np.exp(-np.clip(scores, -700, 700)))
     elif transform in ("SOFTMAX", "SOFTMAX_ZERO"):
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        weights = np.where(np.abs(scores) <= SOFTMAX_ZERO_THRESHOLD, 0.0, weights) if transform == "SOFTMAX_ZERO" else weights
+        if transform == "SOFTMAX_ZERO":
+            weights = np.where(np.abs(scores) <= SOFTMAX_ZERO_THRESHOLD, 0.0, weights)
         # With SOFTMAX_ZERO the sum of a row may be zero. The row then stays zero.
         total = weights.sum(axis=1, keepdims=True)
         scores = np.divide(weights, total, out=np.zeros_like(weights), where=total != 0)
@@ -74,7 +72,8 @@ def _compute_probit(p: Array) -> Array:
 @ops("Scaler", domain=ML)
 def scaler(node: Node, ctx: NodeContext) -> Run:
     """Compute ``(x - offset) * scale``. The result is float32 for every type of features."""
-    offset, scale = (np.array(node.attr(name) or (neutral,), np.float64) for name, neutral in (("offset", 0.0), ("scale", 1.0)))
+    offset = np.array(node.attr("offset") or (0.0,), np.float64)
+    scale = np.array(node.attr("scale") or (1.0,), np.float64)
     return lambda x: ((x.astype(np.float64) - offset) * scale).astype(np.float32)
 
 
@@ -87,8 +86,10 @@ def normalizer(node: Node, ctx: NodeContext) -> Run:
         wide = x.astype(np.float64)
         if norm == "L2":
             norms = np.sqrt(np.square(wide).sum(axis=-1, keepdims=True))
+        elif norm == "L1":
+            norms = np.abs(wide).sum(axis=-1, keepdims=True)
         else:
-            norms = (np.abs(wide).sum if norm == "L1" else np.abs(wide).max)(axis=-1, keepdims=True)
+            norms = np.abs(wide).max(axis=-1, keepdims=True)
         return np.divide(wide, norms, out=wide.copy(), where=norms != 0).astype(np.float32)
 
     return run
@@ -153,7 +154,7 @@ def dict_vectorizer(node: Node, ctx: NodeContext) -> Run:
     def run(x: Mapping[Any, Any] | Sequence[Mapping[Any, Any]]) -> Array:
         maps = [x] if isinstance(x, Mapping) else x
         dtype = declared
-        if dtype is None:
+        if dtype is None:  # then that of the first value
             first = next((value for entry in maps for value in entry.values()), 0.0)
             dtype = np.dtype({"U": object, "i": np.int64}.get(np.asarray(first).dtype.kind, np.float32))
         absent: Any = "" if dtype.hasobject else 0
@@ -166,7 +167,8 @@ def dict_vectorizer(node: Node, ctx: NodeContext) -> Run:
 def _find_map_value_dtype(type_: Type | None) -> Any:
     """Find the NumPy dtype of the values of a map, or of a sequence of maps; None if it is unknown."""
     inside = type_.element if isinstance(type_, SequenceType) else type_
-    return inside.value.dtype.numpy if isinstance(inside, MapType) and isinstance(inside.value, TensorType) else None
+    value = inside.value if isinstance(inside, MapType) else None
+    return value.dtype.numpy if isinstance(value, TensorType) else None
 
 
 @ops("CastMap", domain=ML)
@@ -200,7 +202,6 @@ _CASTS: Mapping[str, tuple[Any, Any, Any]] = {
 
 @ops("CategoryMapper", domain=ML)
 def category_mapper(node: Node, ctx: NodeContext) -> Run:
-    """Map integers to strings, or strings to integers."""
     integers, strings = node.attr("cats_int64s", ()), node.attr("cats_strings", ())
     to_integer = dict(zip(strings, integers, strict=True))
     to_string = dict(zip(integers, strings, strict=True))
@@ -262,7 +263,8 @@ MIN_PAIR_PROBABILITY = 1e-7
 def _make_kernel_function(node: Node) -> Callable[[Array, Array], Array]:
     """Make the node's kernel function, which computes the similarities [rows, vectors] of features and support vectors."""
     kind = node.attr("kernel_type", "LINEAR")
-    gamma, coef0, degree = (*node.attr("kernel_params", ()), 0.0, 0.0, 0.0)[:3]
+    parameters = (*node.attr("kernel_params", ()), 0.0, 0.0, 0.0)  # missing parameters are 0
+    gamma, coef0, degree = parameters[:3]
     if kind == "RBF":
         return lambda x, vectors: np.exp(-gamma * ((x[:, None] - vectors) ** 2).sum(axis=2))
     if kind == "POLY":
@@ -273,22 +275,27 @@ def _make_kernel_function(node: Node) -> Callable[[Array, Array], Array]:
 
 
 def _read_vectors(node: Node, count: int) -> Array:
-    """Read the support vectors [count, features]."""
-    return np.array(node.attr("support_vectors", ()), np.float64).reshape(count, -1)
+    """Read the support vectors [count, features]; an array without elements if there are none, as in a linear model."""
+    vectors = np.array(node.attr("support_vectors", ()), np.float64)
+    return vectors.reshape(count, -1) if count else vectors
 
 
 @ops("SVMRegressor", domain=ML)
 def svm_regressor(node: Node, ctx: NodeContext) -> Run:
     """Compute one number per row. With ``one_class`` it is 1 inside the class and -1 outside."""
-    count, coefficients = node.attr("n_supports", 0), np.array(node.attr("coefficients"), np.float64)
-    kernel_function, vectors = _make_kernel_function(node), _read_vectors(node, count or 1)
+    count = node.attr("n_supports", 0)
+    kernel_function, vectors = _make_kernel_function(node), _read_vectors(node, count)
+    coefficients = np.array(node.attr("coefficients"), np.float64)
     rho = float(node.attr("rho", (0.0,))[0])
 
     def run(x: Array) -> Array:
         features = _make_feature_rows(x)
-        sums = kernel_function(features, vectors) @ coefficients if count else features @ coefficients
-        scores = (sums + rho)[:, None]
-        return np.where(scores > 0, 1.0, -1.0).astype(np.float32) if node.attr("one_class", 0) else _post_process(scores, node)
+        # Without support vectors the coefficients are those of a linear model.
+        operands = kernel_function(features, vectors) if count else features
+        scores = (operands @ coefficients + rho)[:, None]
+        if node.attr("one_class", 0):
+            return np.where(scores > 0, 1.0, -1.0).astype(np.float32)
+        return _post_process(scores, node)
 
     return run
 
@@ -323,12 +330,14 @@ def svm_classifier(node: Node, ctx: NodeContext) -> Run:
 
     Otherwise there is a score for each pair of classes, or, without support vectors, a linear score for each class.
     """
-    labels, counts, kernel_function = _read_labels(node), node.attr("vectors_per_class", ()), _make_kernel_function(node)
+    labels, counts = _read_labels(node), node.attr("vectors_per_class", ())
     classes = max(len(labels), 1)
-    vectors = _read_vectors(node, sum(counts) or 1)
-    coefficients = np.array(node.attr("coefficients"), np.float64).reshape((-1, sum(counts)) if counts else (classes, -1))
+    kernel_function, vectors = _make_kernel_function(node), _read_vectors(node, sum(counts))
+    coefficients_shape = (-1, sum(counts)) if counts else (classes, -1)
+    coefficients = np.array(node.attr("coefficients"), np.float64).reshape(coefficients_shape)
     rho, a, b = (np.array(node.attr(name, ()), np.float64) for name in ("rho", "prob_a", "prob_b"))
-    has_probabilities, has_one_decision = bool(counts) and len(a) > 0, len(rho) == 1
+    has_one_decision = len(rho) == 1
+    has_probabilities = bool(counts) and len(a) > 0
     scores_are_probabilities = bool((coefficients >= 0).all()) and not has_probabilities
 
     def choose_label(weights: Array) -> Any:
@@ -347,7 +356,9 @@ def svm_classifier(node: Node, ctx: NodeContext) -> Run:
             weights = _count_votes(decisions, len(counts))
         else:
             decisions = weights = features @ coefficients.T + rho[0]
-        scores = np.stack([_couple_probabilities(row, a, b, classes) for row in decisions]) if has_probabilities else decisions
+        scores = decisions
+        if has_probabilities:
+            scores = np.stack([_couple_probabilities(row, a, b, classes) for row in decisions])
         if scores.shape[1] == 1 and len(labels) == 2 and has_one_decision and node.attr("post_transform") != "PROBIT":
             scores = np.hstack([-scores, scores])
         return _make_label_array([choose_label(row) for row in weights], labels), _post_process(scores, node)
@@ -402,22 +413,27 @@ class TreeEnsemble:
         """Read the attributes. Those of leaves begin with ``prefix``: class or target. A leaf has a weight for each column."""
         keys = list(zip(node.attr("nodes_treeids"), node.attr("nodes_nodeids"), strict=True))
         index_by_key = {key: i for i, key in enumerate(keys)}
-        self.true_branches, self.false_branches = (
+
+        def read_branches(name: str) -> Array:
             # A leaf has no branches: the indices 0 are never used.
-            np.array([index_by_key.get((tree, target), 0) for (tree, _), target in zip(keys, node.attr(name), strict=True)])
-            for name in ("nodes_truenodeids", "nodes_falsenodeids")
-        )
+            targets = zip(keys, node.attr(name), strict=True)
+            return np.array([index_by_key.get((tree, target), 0) for (tree, _), target in targets])
+
+        self.true_branches = read_branches("nodes_truenodeids")
+        self.false_branches = read_branches("nodes_falsenodeids")
         # The root of a tree is its first node. The loop is reversed, so that the first node of a tree is stored last.
         self.roots = {tree: i for i, (tree, _) in reversed(list(enumerate(keys)))}.values()
         self.modes = np.array(node.attr("nodes_modes"), dtype=object)
         self.features = np.array(node.attr("nodes_featureids"))
         self.values = _read_floats(node, "nodes_values")
         self.nan_takes_true_branch = np.array(node.attr("nodes_missing_value_tracks_true") or [0] * len(keys), bool)
-        self.weights, self.has_weight = np.zeros((len(keys), columns)), np.zeros((len(keys), columns), bool)
-        ids = (node.attr(f"{prefix}_{name}") for name in ("treeids", "nodeids", "ids"))
-        for tree, node_id, column, value in zip(*ids, _read_floats(node, f"{prefix}_weights"), strict=True):
-            self.weights[index_by_key[tree, node_id], column] += value
-            self.has_weight[index_by_key[tree, node_id], column] = True
+        self.weights = np.zeros((len(keys), columns))
+        self.has_weight = np.zeros((len(keys), columns), bool)
+        leaf_keys = zip(node.attr(f"{prefix}_treeids"), node.attr(f"{prefix}_nodeids"), strict=True)
+        leaf_weights = _read_floats(node, f"{prefix}_weights")
+        for key, column, value in zip(leaf_keys, node.attr(f"{prefix}_ids"), leaf_weights, strict=True):
+            self.weights[index_by_key[key], column] += value
+            self.has_weight[index_by_key[key], column] = True
 
     def sum_leaves(self, x: Array, combine: str = "SUM") -> Array:
         """Combine the weights of the leaves that each row reaches, one per tree. Returns [rows, columns].
@@ -427,7 +443,8 @@ class TreeEnsemble:
         leaves = [self._find_leaves(x, root) for root in self.roots]
         values = np.stack([self.weights[leaf] for leaf in leaves])
         if combine in ("SUM", "AVERAGE"):
-            return values.sum(axis=0) / (len(leaves) if combine == "AVERAGE" else 1)
+            divisor = len(leaves) if combine == "AVERAGE" else 1
+            return values.sum(axis=0) / divisor
         has_weight = np.stack([self.has_weight[leaf] for leaf in leaves])
         if combine == "MIN":
             extremes = np.min(np.where(has_weight, values, np.inf), axis=0)
@@ -436,7 +453,6 @@ class TreeEnsemble:
         return np.where(has_weight.any(axis=0), extremes, 0.0)
 
     def _find_leaves(self, x: Array, root: int) -> Array:
-        """Find the index of the leaf that each row reaches in the tree with this root."""
         current = np.full(len(x), root)
         rows = np.arange(len(x))
         # Each iteration moves all rows that are not at a leaf to a child of their node.
@@ -465,14 +481,17 @@ def _convert_features(node: Node, x: Array) -> Array:
     """Round features to the precision of comparisons: float32, or float64 if the features or the node's values are float64."""
     rows = x[None] if x.ndim == 1 else x
     is_double = x.dtype == np.float64 or node.attr("nodes_values_as_tensor") is not None
-    return (rows if is_double else rows.astype(np.float32)).astype(np.float64)
+    rounded = rows if is_double else rows.astype(np.float32)
+    return rounded.astype(np.float64)
 
 
 @ops("TreeEnsembleRegressor", domain=ML)
 def tree_ensemble_regressor(node: Node, ctx: NodeContext) -> Run:
     trees = TreeEnsemble(node, "target", node.attr("n_targets", 1))
-    base, combine = _read_floats(node, "base_values"), node.attr("aggregate_function", "SUM")
-    return lambda x: _post_process(trees.sum_leaves(_convert_features(node, x), combine) + (base if base.size else 0.0), node)
+    combine = node.attr("aggregate_function", "SUM")
+    base_values = _read_floats(node, "base_values")
+    base = base_values if base_values.size else 0.0
+    return lambda x: _post_process(trees.sum_leaves(_convert_features(node, x), combine) + base, node)
 
 
 @ops("TreeEnsembleClassifier", domain=ML)
@@ -480,7 +499,8 @@ def tree_ensemble_classifier(node: Node, ctx: NodeContext) -> Run:
     """Return the label of the highest score, and the scores. If all leaves have one class, it is the second class of two."""
     labels = _read_labels(node)
     ids = set(node.attr("class_ids"))
-    trees, base = TreeEnsemble(node, "class", max(len(labels), max(ids) + 1)), _read_floats(node, "base_values")
+    trees = TreeEnsemble(node, "class", columns=max(len(labels), max(ids) + 1))
+    base = _read_floats(node, "base_values")
     is_binary = len(ids) == 1 and len(labels) <= 2
     # If all weights are positive, a score is a probability; otherwise it is a margin.
     is_probability = bool((trees.weights >= 0).all()) and node.attr("post_transform", "NONE") in ("NONE", "PROBIT")
@@ -488,7 +508,8 @@ def tree_ensemble_classifier(node: Node, ctx: NodeContext) -> Run:
     def run(x: Array) -> tuple[Array, Array]:
         scores = trees.sum_leaves(_convert_features(node, x))
         if is_binary:
-            score = scores[:, list(ids)] + (base.reshape(-1)[-1] if base.size else 0.0)
+            second_base = base.reshape(-1)[-1] if base.size else 0.0
+            score = scores[:, list(ids)] + second_base
             scores = np.hstack([1 - score if is_probability else -score, score])
         elif base.size:
             scores = scores + base
@@ -506,16 +527,14 @@ def tree_ensemble_classifier(node: Node, ctx: NodeContext) -> Run:
     return run
 
 
-_CASE_CHANGES: Mapping[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
-
-
 @ops("StringNormalizer")
 def string_normalizer(node: Node, ctx: NodeContext) -> Run:
     """Remove stop words from strings [C] or [1, C], and change the case of the others. If no string remains, return an empty one.
 
     The case is changed by Unicode's rules; the attribute ``locale`` is ignored.
     """
-    change = _CASE_CHANGES[node.attr("case_change_action", "NONE")]
+    case_changes: Mapping[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
+    change = case_changes[node.attr("case_change_action", "NONE")]
     fold: Callable[[str], str] = str if node.attr("is_case_sensitive", 0) else str.lower
     stop_words = {fold(word) for word in node.attr("stopwords", ())}
 
@@ -523,6 +542,7 @@ def string_normalizer(node: Node, ctx: NodeContext) -> Run:
         if x.ndim not in (1, 2) or (x.ndim == 2 and len(x) != 1):
             raise ValueError(f"the strings have shape {list(x.shape)}; it must be [C] or [1, C]")
         words = [change(word) for word in x.reshape(-1) if fold(word) not in stop_words] or [""]
-        return np.array(words, dtype=object).reshape((1,) * (x.ndim - 1) + (len(words),))
+        row = np.array(words, dtype=object)
+        return row if x.ndim == 1 else row[None]
 
     return run

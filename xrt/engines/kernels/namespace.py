@@ -79,7 +79,6 @@ class ArrayNamespace:
 
     @staticmethod
     def bit_cast(x: Array, dtype: Any) -> Array:
-        """Reinterpret the memory as elements of another dtype."""
         return x.view(dtype)
 
     @staticmethod
@@ -112,8 +111,10 @@ class ArrayNamespace:
         x, remaining = apply_negative_pads(x, pads, axes)
         if mode != "constant":
             return self.pad(x, remaining, mode=mode)
-        out = self.full([n + b + e for n, (b, e) in zip(x.shape, remaining, strict=True)], value, dtype=x.dtype)
-        out[tuple(slice(b, b + n) for n, (b, _) in zip(x.shape, remaining, strict=True))] = x
+        extents = [begin + n + end for n, (begin, end) in zip(x.shape, remaining, strict=True)]
+        inside = tuple(slice(begin, begin + n) for n, (begin, _) in zip(x.shape, remaining, strict=True))
+        out = self.full(extents, value, dtype=x.dtype)
+        out[inside] = x
         return out
 
     def scatter(self, x: Array, indices: tuple[Array, ...], values: Array, reduction: str, out: Array | None = None) -> Array:
@@ -150,7 +151,8 @@ class ArrayNamespace:
         """
         steps = len(gates)
         history = self.zeros((steps, *states[0].shape), dtype=states[0].dtype)
-        for t in range(steps - 1, -1, -1) if backwards else range(steps):
+        times = range(steps - 1, -1, -1) if backwards else range(steps)
+        for t in times:
             following = advance(gates[t], states)
             if lengths is None:
                 states = following
@@ -229,4 +231,5 @@ def _compute_erf(xp: Any, x: Array) -> Array:
     large = xp.clip(z, 1.0, ERF_SATURATION)
     far = 1.0 - xp.exp(-large * large) * _evaluate_polynomial(scaled_complement, 1.0 / (large + 2.0))
     # From ERF_SATURATION on the minimum is 1. NaN stays NaN.
-    return xp.copysign(xp.where(z < 1.0, near, xp.where(z < ERF_SATURATION, far, xp.minimum(z, 1.0))), x)
+    magnitude = xp.where(z < 1.0, near, xp.where(z < ERF_SATURATION, far, xp.minimum(z, 1.0)))
+    return xp.copysign(magnitude, x)

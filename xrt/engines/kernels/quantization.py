@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from xrt.engines.kernels.arrays import align_to_axis, broadcast_parameters, get_integer_limits
-from xrt.engines.kernels.table import Array, Run, eager, ops
+from xrt.engines.kernels.table import Array, NodeContext, Run, eager, ops
 from xrt.graph import DType, Node
 from xrt.operators.windows import make_window
-
-if TYPE_CHECKING:
-    from xrt.engines.kernels.table import NodeContext
-
 
 SATURABLE = frozenset({DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ})
 """Types to which the attribute ``saturate`` of Cast applies."""
@@ -58,7 +54,8 @@ def _quantize(xp: Any, ratio: Array, zero: Array | None, to: DType, saturate: bo
 def quantize_linear(node: Node, ctx: NodeContext) -> Run:
     xp, axis, block = ctx.xp, node.attr("axis", 1), node.attr("block_size", 0)
     saturate, precision = bool(node.attr("saturate", 1)), ctx.get_dtype_attribute("precision")
-    zero_dtype, output_dtype = ctx.input_dtype(2), ctx.get_dtype_attribute("output_dtype") or DType.UINT8
+    output_dtype = ctx.get_dtype_attribute("output_dtype") or DType.UINT8
+    zero_dtype = ctx.input_dtype(2)
 
     def run(x: Array, scale: Array, zero: Array | None = None) -> Array:
         # A library may represent a narrow type by a wider one, so the declared type takes precedence over the array's.
@@ -126,8 +123,9 @@ def conv_integer(node: Node, ctx: NodeContext) -> Run:
     xp, convolve, group = ctx.xp, ctx.xp.convolve, node.attr("group", 1)
 
     def run(x: Array, w: Array, x_zero: Array | None = None, w_zero: Array | None = None) -> Array:
-        wide = _subtract_zero_point(xp, x, x_zero, 1), _subtract_zero_point(xp, w, w_zero, 0)
-        return _wrap_to_int32(xp, convolve(*wide, make_window(node, w.shape[2:]), group))
+        wide_x = _subtract_zero_point(xp, x, x_zero, 1)
+        wide_w = _subtract_zero_point(xp, w, w_zero, 0)
+        return _wrap_to_int32(xp, convolve(wide_x, wide_w, make_window(node, w.shape[2:]), group))
 
     return run
 
@@ -163,12 +161,9 @@ def qlinear_conv(node: Node, ctx: NodeContext) -> Run:
         y_zero: Array,
         bias: Array | None = None,
     ) -> Array:
-        exact = convolve(
-            _subtract_zero_point(xp, x, x_zero, 1),
-            _subtract_zero_point(xp, w, w_zero, 0),
-            make_window(node, w.shape[2:]),
-            group,
-        )
+        wide_x = _subtract_zero_point(xp, x, x_zero, 1)
+        wide_w = _subtract_zero_point(xp, w, w_zero, 0)
+        exact = convolve(wide_x, wide_w, make_window(node, w.shape[2:]), group)
         if bias is not None:
             exact = exact + align_to_axis(bias, 1, x.ndim)
         factor = xp.astype(x_scale.reshape(()) * align_to_axis(w_scale, 1, x.ndim) / y_scale.reshape(()), np.float64)

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.engines.kernels.arrays import widen
 from xrt.engines.kernels.elementwise import ACTIVATIONS
-from xrt.engines.kernels.table import Advance, Array, Run, States, ops
+from xrt.engines.kernels.table import Advance, Array, NodeContext, Run, States, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.kernels.table import NodeContext
     from xrt.graph import Node
 
 Activation = Callable[[Array], Array]
@@ -36,11 +35,15 @@ def _read_activations(node: Node, xp: Any, default: tuple[str, ...], directions:
 
     def make_activation(name: str) -> Activation:
         compute, defaults = _ACTIVATIONS[name]
-        values = [parameters[parameter].pop(0) if parameters[parameter] else value for parameter, value in defaults.items()]
+        values = []
+        for parameter, value in defaults.items():
+            listed = parameters[parameter]
+            values.append(listed.pop(0) if listed else value)
         return lambda x: compute(xp, x, *values)
 
     functions = [make_activation(name) for name in names]
-    return [functions[i * len(default) : (i + 1) * len(default)] for i in range(directions)]
+    per_direction = len(default)
+    return [functions[i * per_direction : (i + 1) * per_direction] for i in range(directions)]
 
 
 def _make_clip(node: Node, xp: Any) -> Activation:
@@ -67,7 +70,7 @@ class _Layer:
     ) -> tuple[Array, ...]:
         """Compute Y and the last states. ``optional`` has the initial states, then the peepholes; None if absent."""
         xp, dtype, hidden = self.xp, x.dtype, r.shape[-1]
-        initial = [*optional, *[None] * self.n_states][: self.n_states]
+        initial = [*optional, *[None] * self.n_states][: self.n_states]  # None for those that are absent at the end
         x = widen(xp, xp.swapaxes(x, 0, 1) if self.batch_first else x)
         results = []
         for d, backwards in enumerate(self.backwards):
@@ -83,7 +86,8 @@ class _Layer:
         y = xp.stack([history for history, _ in results], axis=1)
         last = [xp.stack([states[i] for _, states in results]) for i in range(self.n_states)]
         if self.batch_first:
-            y, last = xp.transpose(y, (2, 0, 1, 3)), [xp.swapaxes(s, 0, 1) for s in last]
+            y = xp.transpose(y, (2, 0, 1, 3))
+            last = [xp.swapaxes(s, 0, 1) for s in last]
         return tuple(xp.astype(value, dtype) for value in (y, *last))
 
     def _read_state(self, initial: Array | None, d: int, batch: int, hidden: int, dtype: Any) -> Array:
@@ -114,16 +118,17 @@ def gru(node: Node, ctx: NodeContext) -> Run:
         hidden = weights.shape[0]
         # One product for the update and reset gates. The hidden gate needs the result of the reset gate.
         zr_weights, h_weights = weights[:, : 2 * hidden], weights[:, 2 * hidden :]
-        biases = (0, 0) if isinstance(bias, int) else (bias[: 2 * hidden], bias[2 * hidden :])
+        # The bias 0 of a layer without biases has no parts.
+        zr_bias, h_bias = (0, 0) if isinstance(bias, int) else (bias[: 2 * hidden], bias[2 * hidden :])
 
         def advance(gates: Array, states: States) -> States:
             (h,) = states
-            zr = f(clip(gates[:, : 2 * hidden] + xp.matmul(h, zr_weights) + biases[0]))
+            zr = f(clip(gates[:, : 2 * hidden] + xp.matmul(h, zr_weights) + zr_bias))
             z, reset = zr[:, :hidden], zr[:, hidden:]
             if resets_after_matmul:
-                recurrent = reset * (xp.matmul(h, h_weights) + biases[1])
+                recurrent = reset * (xp.matmul(h, h_weights) + h_bias)
             else:
-                recurrent = xp.matmul(reset * h, h_weights) + biases[1]
+                recurrent = xp.matmul(reset * h, h_weights) + h_bias
             return ((1 - z) * g(clip(gates[:, 2 * hidden :] + recurrent)) + z * h,)
 
         return advance

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import nan, prod
-from typing import TYPE_CHECKING, Any
+from math import nan
+from typing import Any
 
 import numpy as np
 
-from xrt.engines.kernels.arrays import reshape_along_axis, round_once, widen
-from xrt.engines.kernels.table import Array, Factory, Run, ops
-from xrt.graph import DType
-
-if TYPE_CHECKING:
-    from xrt.engines.kernels.table import NodeContext
-    from xrt.graph import Node
-
+from xrt.engines.kernels.arrays import flatten_to_matrix, reshape_along_axis, round_once, widen
+from xrt.engines.kernels.table import Array, Factory, NodeContext, Run, ops
+from xrt.graph import DType, Node
 
 Axes = tuple[int, ...] | None
 ReduceFunction = Callable[[Any, Array, Axes, bool], Array]
@@ -51,7 +46,9 @@ def _log_sum_exp(xp: Any, x: Array, axis: Axes, keepdims: bool) -> Array:
     # Do not subtract an infinite maximum, because infinity minus infinity is NaN.
     top = xp.where(xp.isfinite(top), top, 0)
     total = xp.log(xp.sum(xp.exp(x - top), axis=axis, keepdims=True)) + top
-    return total if keepdims else xp.squeeze(total, axis=tuple(range(x.ndim)) if axis is None else axis)
+    if keepdims:
+        return total
+    return xp.squeeze(total, axis=tuple(range(x.ndim)) if axis is None else axis)
 
 
 REDUCTIONS: dict[str, ReduceFunction] = {
@@ -108,12 +105,13 @@ def cumulative(node: Node, ctx: NodeContext) -> Run:
     def run(x: Array, axis: Array) -> Array:
         along = int(axis.reshape(())) % x.ndim
         x = xp.flip(x, along) if reverse else x
-        total = xp.astype(accumulate(x, axis=along, dtype=np.float32 if x.dtype in xp.narrow else x.dtype), x.dtype)
-        if exclusive:
+        wide = np.float32 if x.dtype in xp.narrow else x.dtype
+        total = xp.astype(accumulate(x, axis=along, dtype=wide), x.dtype)
+        if exclusive and x.shape[along]:
             # Shift by one element, so that no element is part of its own sum or product.
             first = xp.full((*x.shape[:along], 1, *x.shape[along + 1 :]), neutral, dtype=x.dtype)
             all_but_last = total[(slice(None),) * along + (slice(None, -1),)]
-            total = xp.concatenate([first, all_but_last], axis=along) if x.shape[along] else total
+            total = xp.concatenate([first, all_but_last], axis=along)
         return xp.flip(total, along) if reverse else total
 
     return run
@@ -141,7 +139,6 @@ def _normalize_batch(xp: Any, x: Array, scale: Array, bias: Array, mean: Array, 
 
 
 def _update_running(xp: Any, old: Array, new: Array, momentum: float) -> Array:
-    """Update the running average of a statistic with its value in this batch."""
     return xp.astype(widen(xp, old) * momentum + new * (1 - momentum), old.dtype)
 
 
@@ -263,10 +260,6 @@ def lrn(node: Node, ctx: NodeContext) -> Run:
     return round_once(xp, run)
 
 
-AlongAxis = Callable[[Any, Array, int], Array]
-"""``f(namespace, tensor, axis)``."""
-
-
 def softmax(xp: Any, x: Array, axis: int) -> Array:
     """Compute softmax along an axis. Each step is rounded to the type of the tensor, as in ONNX's definition."""
     powers = xp.exp(xp.subtract_max(x, axis))
@@ -287,8 +280,8 @@ def hardmax(xp: Any, x: Array, axis: int) -> Array:
     return xp.astype(indices == first, x.dtype)
 
 
-def make_axis_factory(compute: AlongAxis) -> Factory:
-    """Make the factory of a kernel that computes along the attribute ``axis``."""
+def make_axis_factory(compute: Callable[[Any, Array, int], Array]) -> Factory:
+    """Make the factory of a kernel that calls ``compute(namespace, tensor, axis)`` with the attribute ``axis``."""
 
     def factory(node: Node, ctx: NodeContext) -> Run:
         axis = node.attr("axis", -1)
@@ -297,17 +290,14 @@ def make_axis_factory(compute: AlongAxis) -> Factory:
     return factory
 
 
-def make_flattening_factory(compute: AlongAxis) -> Factory:
+def make_flattening_factory(compute: Callable[[Any, Array, int], Array]) -> Factory:
     """Make the factory of a kernel that flattens the axes from ``axis`` on to one, as Softmax does before version 13."""
 
     def factory(node: Node, ctx: NodeContext) -> Run:
         axis = node.attr("axis", 1)
 
         def run(x: Array) -> Array:
-            # Not `axis % x.ndim`, because an axis equal to the rank is valid.
-            start = axis + x.ndim if axis < 0 else axis
-            rows = x.reshape(prod(x.shape[:start]), prod(x.shape[start:]))
-            return compute(ctx.xp, rows, -1).reshape(x.shape)
+            return compute(ctx.xp, flatten_to_matrix(x, axis), -1).reshape(x.shape)
 
         return run
 

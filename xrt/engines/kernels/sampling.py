@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.engines.kernels.arrays import reshape_along_axis
-from xrt.engines.kernels.table import Array, Run, eager, ops
+from xrt.engines.kernels.table import Array, NodeContext, Run, eager, ops
 from xrt.engines.kernels.windows import add_bias, split_into_bins
 
 if TYPE_CHECKING:
-    from xrt.engines.kernels.table import NodeContext
     from xrt.graph import Node
 
 
@@ -73,7 +72,6 @@ class Axis:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the result is equal to the source along this axis."""
         return self.target == self.extent and self.scale == 1 and (self.start, self.end) == (0, 1)
 
     def compute_positions(self, xp: Any, coordinates: str) -> Array:
@@ -82,10 +80,11 @@ class Axis:
         if coordinates == "asymmetric":
             return i / self.scale
         if coordinates == "align_corners":
-            # A single new element is at the first source element.
+            # A single new element is at the first source element: `0 * i` is an array of zeros.
             return i * ((self.extent - 1) / (self.width - 1)) if self.width != 1 else 0 * i
         if coordinates == "tf_crop_and_resize":
-            span, first = (self.end - self.start) * (self.extent - 1), self.start * (self.extent - 1)
+            first = self.start * (self.extent - 1)
+            span = (self.end - self.start) * (self.extent - 1)
             return first + (i * span / (self.width - 1) if self.width != 1 else 0 * i + span / 2)
         # half_pixel. The other modes are variants of it.
         centred = (i + 0.5) / self.scale - 0.5
@@ -98,10 +97,7 @@ class Axis:
 
 
 def find_source_elements(xp: Any, axis: Axis, sampling: Sampling) -> tuple[Array, Array]:
-    """Find the source elements whose weighted sum is a new element of an axis.
-
-    Return their indices and weights, both [new elements, source elements per new element].
-    """
+    """Find the indices and weights, both [new elements, terms], of the source elements whose weighted sum is a new element."""
     positions = axis.compute_positions(xp, sampling.coordinate_mode)
     if sampling.mode == "nearest":
         indices = _round_positions(xp, positions, sampling.nearest_mode)[:, None]
@@ -120,7 +116,6 @@ def find_source_elements(xp: Any, axis: Axis, sampling: Sampling) -> tuple[Array
 
 
 def _round_positions(xp: Any, positions: Array, rounding: str) -> Array:
-    """Round by the attribute ``nearest_mode`` of a Resize."""
     if rounding.startswith("round"):
         # Halves are rounded down or up. `rint` would round them to even.
         return xp.ceil(positions - 0.5) if rounding == "round_prefer_floor" else xp.floor(positions + 0.5)
@@ -132,8 +127,7 @@ def make_axes(
 ) -> list[Axis]:
     """List the axes that a Resize or Upsample resizes. ``roi``, ``scales`` and ``sizes`` are its inputs, empty if absent.
 
-    ``shape`` is that of the source. Sizes have priority over scales, and sizes computed from scales are rounded down. Raises
-    ValueError if both are absent.
+    ``shape`` is that of the source. Sizes have priority over scales, and sizes computed from scales are rounded down.
     """
     fixed_axes = node.attr("axes")
     indices = range(len(shape)) if fixed_axes is None else [axis % len(shape) for axis in fixed_axes]
@@ -210,19 +204,17 @@ def resize(node: Node, ctx: NodeContext) -> Run:
 @ops("Resize", until=10, host=(1,))
 def upsample(node: Node, ctx: NodeContext) -> Run:
     """The scales are two attributes in version 1, one attribute with a scale per axis in version 7, and an input since 9."""
+    # The name may be "bilinear" too.
+    mode = "linear" if "linear" in node.attr("mode", "nearest") else "nearest"
     # These versions divide indices by the scale and round down.
-    xp, mode = ctx.xp, "linear" if "linear" in node.attr("mode", "nearest") else "nearest"
     sampling = Sampling(mode, "floor", "asymmetric")
     fixed_scales = node.attr("scales") or (1.0, 1.0, node.attr("height_scale"), node.attr("width_scale"))
 
     def run(x: Array, scales: Array | None = None) -> Array:
-        return _resize(xp, x, make_axes(node, x.shape, [], fixed_scales if scales is None else scales.tolist(), []), sampling)
+        factors = fixed_scales if scales is None else scales.tolist()
+        return _resize(ctx.xp, x, make_axes(node, x.shape, [], factors, []), sampling)
 
     return run
-
-
-LEGACY_MODES = {"bilinear": "linear", "bicubic": "cubic"}
-"""The name of a GridSample's mode in version 16 to the name since version 20."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +300,7 @@ def _sample_at(xp: Any, x: Array, grid: Array, settings: Grid) -> Array:
 @ops("GridSample")
 def grid_sample(node: Node, ctx: NodeContext) -> Run:
     xp, mode = ctx.xp, node.attr("mode", "linear")
-    sampling = Sampling(LEGACY_MODES.get(mode, mode))
+    sampling = Sampling({"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode))  # the names before version 20
     settings = Grid(sampling, node.attr("padding_mode", "zeros"), bool(node.attr("align_corners", 0)))
     return lambda x, grid: _sample_at(xp, xp.asarray(x), xp.asarray(grid), settings)
 
@@ -321,7 +313,8 @@ def deform_conv(node: Node, ctx: NodeContext) -> Run:
 
     def run(x: Array, w: Array, offset: Array, bias: Array | None = None, mask: Array | None = None) -> Array:
         n, channels, *extents = x.shape
-        kernel, positions, images = w.shape[2:], offset.shape[2:], n * offset_group
+        kernel, positions = w.shape[2:], offset.shape[2:]
+        images = n * offset_group  # each group of channels has other offsets
         offsets = offset.reshape(images, prod(kernel), len(extents), *positions)
         window_coordinates = enumerate(_list_window_coordinates(xp, node, kernel, positions))
         coordinates = [elements + offsets[:, :, axis] for axis, elements in window_coordinates]
@@ -330,7 +323,8 @@ def deform_conv(node: Node, ctx: NodeContext) -> Run:
         columns = _sample_at(xp, xp.astype(x, np.float64).reshape(images, channels // offset_group, *extents), grid, settings)
         columns = columns if mask is None else columns * mask.reshape(images, 1, *grid.shape[1:-1])
         columns = columns.reshape(n, group, channels // group * prod(kernel), prod(positions))
-        out = xp.matmul(xp.astype(w, np.float64).reshape(group, len(w) // group, -1), columns).reshape(n, len(w), *positions)
+        weights = xp.astype(w, np.float64).reshape(group, len(w) // group, -1)
+        out = xp.matmul(weights, columns).reshape(n, len(w), *positions)
         return xp.astype(add_bias(out, bias), x.dtype)
 
     return run
@@ -370,7 +364,7 @@ def _align_region(xp: Any, image: Array, box: Array, node: Node, shift: float) -
     """
     height, width = node.attr("output_height", 1), node.attr("output_width", 1)
     x1, y1, x2, y2 = (box * node.attr("spatial_scale", 1.0) - shift).tolist()
-    min_size = 0.0 if shift else 1.0
+    min_size = 0.0 if shift else 1.0  # without half pixels a region has at least the size of an element
     box_height, box_width = max(y2 - y1, min_size), max(x2 - x1, min_size)
     ratio = node.attr("sampling_ratio", 0)
     # The number of samples in each bin. By default there is about one per element.
@@ -380,11 +374,11 @@ def _align_region(xp: Any, image: Array, box: Array, node: Node, shift: float) -
     top, bottom, y_weight, y_mask = _sample_bins(xp, y1, box_height, height, n_rows, image.shape[1])
     left, right, x_weight, x_mask = _sample_bins(xp, x1, box_width, width, n_columns, image.shape[2])
     # The four elements around each sample, multiplied by their weights.
-    neighbors = [
-        image[:, row[:, None], column] * (row_weight[:, None] * column_weight)
-        for row, row_weight in ((top, (1 - y_weight) * y_mask), (bottom, y_weight * y_mask))
-        for column, column_weight in ((left, (1 - x_weight) * x_mask), (right, x_weight * x_mask))
-    ]
+    rows = ((top, (1 - y_weight) * y_mask), (bottom, y_weight * y_mask))
+    columns = ((left, (1 - x_weight) * x_mask), (right, x_weight * x_mask))
+    neighbors = []
+    for (row, row_weight), (column, column_weight) in product(rows, columns):
+        neighbors.append(image[:, row[:, None], column] * (row_weight[:, None] * column_weight))
     shape = (len(image), height, n_rows, width, n_columns)
     if node.attr("mode", "avg") == "avg":
         return xp.mean(sum(neighbors).reshape(shape), axis=(2, 4))
@@ -395,7 +389,8 @@ def _align_region(xp: Any, image: Array, box: Array, node: Node, shift: float) -
 @eager("RoiAlign", host=(1, 2))
 def roi_align(node: Node, ctx: NodeContext) -> Run:
     """Versions before 16 have no half-pixel shift, and no attribute for it."""
-    xp, default = ctx.xp, "half_pixel" if ctx.version >= 16 else "output_half_pixel"
+    xp = ctx.xp
+    default = "half_pixel" if ctx.version >= 16 else "output_half_pixel"
     shift = 0.5 if node.attr("coordinate_transformation_mode", default) == "half_pixel" else 0.0
 
     def run(x: Array, boxes: Array, images: Array) -> Array:
@@ -458,6 +453,10 @@ def _select_boxes(
     return selected
 
 
+def _read_number(value: Array | None, default: Any) -> Any:
+    return default if value is None or 0 in value.shape else value.reshape(-1)[0].item()
+
+
 @eager("NonMaxSuppression", devices=("cpu",))
 def non_max_suppression(node: Node, ctx: NodeContext) -> Run:
     """List the (image, class, box) indices of the selected boxes, by decreasing score for each image and class."""
@@ -466,14 +465,14 @@ def non_max_suppression(node: Node, ctx: NodeContext) -> Run:
     def run(
         boxes: Array, scores: Array, max_boxes: Array | None = None, iou: Array | None = None, score: Array | None = None
     ) -> Array:
-        max_count, max_iou = (0 if v is None or 0 in v.shape else v.reshape(-1)[0].item() for v in (max_boxes, iou))
-        min_score = None if score is None or 0 in score.shape else score.reshape(-1)[0].item()
-        selected = [
-            (image, label, box)
-            for image, (image_boxes, image_scores) in enumerate(zip(boxes, scores, strict=True))
-            for label, class_scores in enumerate(image_scores)
-            for box in _select_boxes(xp, *_read_corners(xp, image_boxes, centred), class_scores, max_count, max_iou, min_score)
-        ]
+        max_count, max_iou = _read_number(max_boxes, 0), _read_number(iou, 0)
+        min_score = _read_number(score, None)
+        selected = []
+        for image, (image_boxes, image_scores) in enumerate(zip(boxes, scores, strict=True)):
+            low, high = _read_corners(xp, image_boxes, centred)
+            for label, class_scores in enumerate(image_scores):
+                chosen = _select_boxes(xp, low, high, class_scores, max_count, max_iou, min_score)
+                selected += [(image, label, box) for box in chosen]
         return xp.asarray(selected, dtype=np.int64).reshape(-1, 3)
 
     return run

@@ -50,7 +50,6 @@ class NodeContext:
 
     node: Node
     function: Function
-    """The Function that the node belongs to."""
     xp: Any
     """The array namespace: has NumPy's functions by name, and the methods of `ArrayNamespace`."""
 
@@ -77,7 +76,6 @@ class NodeContext:
         return DType.from_onnx(onnx_number) if onnx_number else None
 
     def wants(self, index: int) -> bool:
-        """Whether output ``index`` is present."""
         return index < len(self.node.outputs) and bool(self.node.outputs[index])
 
     def refuse(self, why: str) -> CompileRefused:
@@ -93,7 +91,6 @@ class KernelContext(NodeContext):
     """Compiles a Function without captures to a callable on lists of arrays."""
 
     def compile_body(self, attribute: str) -> CompiledBody:
-        """Compile the body that an attribute of the node stores."""
         function = self.node.attr(attribute)
         # The captures of a node are those of all its bodies, and this body may use some of them.
         capture_indices = tuple(map(self.node.captures.index, function.captures))
@@ -119,7 +116,6 @@ class CompiledBody:
         """Read the element type and shape of output ``output`` of one iteration from its declaration, for a loop without any.
 
         The sizes of symbolic dims are read from ``inputs`` (None if absent) and ``captured``. A dim that these do not have is 0.
-        Raises ValueError if the body does not declare a tensor type.
         """
         declared = self.function.outputs[output].type
         if not isinstance(declared, TensorType):

@@ -11,24 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.engines.kernels.arrays import round_once
-from xrt.engines.kernels.table import Array, Run, eager, ops
-from xrt.operators.windows import (
-    Placement,
-    Window,
-    compute_padding_trims,
-    make_window,
-)
+from xrt.engines.kernels.table import Array, NodeContext, Run, eager, ops
+from xrt.operators.windows import Placement, Window, compute_padding_trims, make_window
 
 if TYPE_CHECKING:
-    from xrt.engines.kernels.table import NodeContext
     from xrt.graph import Node
 
 
 def split_into_bins(start: int, end: int, count: int, extent: int) -> list[slice]:
-    """Split the elements from ``start`` to ``end`` (inclusive) of an axis into ``count`` bins, for pooling over regions.
-
-    Neighboring bins may share an element. Bins are cropped to the ``extent`` of the axis.
-    """
+    """Split the elements from ``start`` to ``end`` (inclusive) into ``count`` bins, cropped to ``extent``. Bins may overlap."""
     size = max(end - start + 1, 1) / count
     limits = [(start + floor(i * size), start + ceil((i + 1) * size)) for i in range(count)]
     return [slice(min(max(first, 0), extent), min(max(last, 0), extent)) for first, last in limits]
@@ -103,7 +94,8 @@ def sum_windows(xp: Any, x: Array, placement: Placement) -> Array:
     """Sum the elements of each window. Padding counts as zero."""
     x = pad_windows(xp, placement, x, 0)
     offsets = placement.iterate_offsets()
-    total = xp.copy(x[next(offsets)[1]])
+    _, first_region = next(offsets)
+    total = xp.copy(x[first_region])
     for _, region in offsets:
         total += x[region]
     return total
@@ -217,7 +209,8 @@ def max_windows(xp: Any, x: Array, placement: Placement) -> Array:
     """Compute the maximum of each window. Padding is ignored."""
     x = pad_windows(xp, placement, x, xp.get_extreme_value(x.dtype, lowest=True))
     offsets = placement.iterate_offsets()
-    top = xp.copy(x[next(offsets)[1]])
+    _, first_region = next(offsets)
+    top = xp.copy(x[first_region])
     for _, region in offsets:
         xp.maximum(top, x[region], out=top)
     return top
@@ -237,13 +230,18 @@ def _max_with_indices(xp: Any, x: Array, placement: Placement, column_major: boo
 
     With ``column_major`` the indices count the elements of each channel with the first spatial axis fastest.
     """
-    lowest, rank = xp.get_extreme_value(x.dtype, lowest=True), len(placement.extents)
+    rank = len(placement.extents)
     indices = xp.arange(prod(placement.extents), dtype=np.int64)
-    by_columns = xp.transpose(indices.reshape(placement.extents[::-1]), tuple(range(rank))[::-1])
+    if column_major:
+        indices = xp.transpose(indices.reshape(placement.extents[::-1]), tuple(reversed(range(rank))))
+    else:
+        indices = indices.reshape(placement.extents)
+    lowest = xp.get_extreme_value(x.dtype, lowest=True)
     padded = pad_windows(xp, placement, x, lowest)
-    padded_indices = pad_windows(xp, placement, by_columns if column_major else indices.reshape(placement.extents), -1)
+    padded_indices = pad_windows(xp, placement, indices, -1)
     shape = (*x.shape[:2], *placement.positions)
-    top, top_index = xp.full(shape, lowest, dtype=x.dtype), xp.full(shape, -1, dtype=np.int64)
+    top = xp.full(shape, lowest, dtype=x.dtype)
+    top_index = xp.full(shape, -1, dtype=np.int64)
     for _, region in placement.iterate_offsets():
         values, index = padded[region], padded_indices[region]
         # Padding (index -1) is never selected, so even a window of lowest numbers has the index of an element.
@@ -276,7 +274,8 @@ def max_unpool(node: Node, ctx: NodeContext) -> Run:
         unpooled = xp.scatter(flat, (indices.reshape(-1),), x.reshape(-1), "none").reshape(default_shape)
         if shape is None:
             return unpooled
-        missing = [n - extent for n, extent in zip(shape.tolist(), default_shape, strict=True)]
-        return xp.pad_axes(unpooled, [*(0 for _ in default_shape), *missing], "constant", 0)
+        begins = [0] * len(default_shape)
+        ends = [n - extent for n, extent in zip(shape.tolist(), default_shape, strict=True)]
+        return xp.pad_axes(unpooled, begins + ends, "constant", 0)
 
     return run

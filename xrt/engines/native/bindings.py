@@ -20,7 +20,6 @@ from xrt.errors import EngineUnavailable, NativeWarning
 if TYPE_CHECKING:
     from xrt.engines.toolkit.blas import BlasCalls
 
-
 SHIPPED = Path(__file__).parent / "lib" / "libxrt_native.so"
 """The library that ``CMakeLists.txt`` builds if there is a compiler when XRT is installed."""
 
@@ -52,8 +51,9 @@ def why_not_shipped() -> str | None:
 def open_bundled(paths: tuple[str, ...], *, with_shipped: bool) -> tuple[NativeLibrary, ...]:
     """Load the libraries at the paths. With ``with_shipped``, append XRT's library if it can be used."""
     shipped = find_library() if with_shipped else None
+    libraries = tuple(map(load, paths))
     # The user's libraries are first, because an engine selects the first of several kernels with equal priority.
-    return (*map(load, paths), *([shipped] if shipped else []))
+    return libraries if shipped is None else (*libraries, shipped)
 
 
 def warn_once_of_absence() -> None:
@@ -95,7 +95,6 @@ STORAGE_ABSENT, STORAGE_CONSTANT, STORAGE_ARGUMENT, STORAGE_RESULT, STORAGE_INNE
 STATUS_NO_MEMORY = -1
 STATUS_UNALIGNED = -2
 """Results of ``xrt_tape_run``. 0 is success, a positive number the 1-based index of the step that failed."""
-
 
 # The classes below are the structures of ``src/tape.h``: `ValueC` is ``xrt_tape_value``.
 
@@ -168,8 +167,6 @@ def _query_address(array: Any) -> int:
 _PROBES: Iterable[Any] = (np.arange(5), np.ones((2, 3), np.float32)[1:], np.empty(0), np.array(1.5))
 address_of = _read_pointer if all(_read_pointer(array) == _query_address(array) for array in _PROBES) else _query_address
 """Returns the address of an array's elements. `_read_pointer` is four times as fast; it is used if its results are correct."""
-
-
 Array = np.ndarray[Any, Any]
 _ProductsC = c_int64 * 20
 """``xrt_products`` as an array: its fields are 64-bit integers, and ctypes creates an array faster than a structure."""
@@ -190,8 +187,10 @@ def multiply(blas: BlasCalls, a: Array, b: Array, threads: int) -> Array | None:
     products = result.reshape(-1, *result.shape[-2:])
     # If all products of the batch have the same right operand, compute a single product with more rows.
     if len(right) == 1 and len(left) == len(products) > 1 and left.flags.c_contiguous:
-        left, products = (stack.reshape(1, -1, stack.shape[-1]) for stack in (left, products))
-    (count, m, n), k = products.shape, a.shape[-1]
+        left = left.reshape(1, -1, left.shape[-1])
+        products = products.reshape(1, -1, products.shape[-1])
+    count, m, n = products.shape
+    k = a.shape[-1]
     numbers = (*blas.select(a.dtype), 8 * a.itemsize, blas.index_bits, count, m, n, k)
     matrices = (*_marshal_stack(left), *_marshal_stack(right), *_marshal_stack(products))
     get_core().xrt_multiply(_ProductsC(*numbers, *matrices), threads)

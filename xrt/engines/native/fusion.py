@@ -38,7 +38,6 @@ class OpcodeStep:
     """For each argument the name of a value, or the index of an earlier step of the same node."""
     dtype: DType
     parameters: tuple[float, float] = (0.0, 0.0)
-    """The attributes of the operator."""
 
 
 Steps = tuple[OpcodeStep, ...]
@@ -52,7 +51,6 @@ class OpcodeRule:
 
     make_steps: MakeSteps
     dtypes: frozenset[DType]
-    """Types that inputs may have."""
     since: int = 1
 
 
@@ -263,7 +261,8 @@ def _group_candidates(function: Function, shapes: dict[int, Shape]) -> list[list
     edges = list(_iter_edges(function, shapes))
     stage = [0] * len(function.nodes)
     for edge in edges:
-        stage[edge.target] = max(stage[edge.target], stage[edge.source] + (not edge.can_fuse))
+        increase = 0 if edge.can_fuse else 1
+        stage[edge.target] = max(stage[edge.target], stage[edge.source] + increase)
     leader = list(range(len(function.nodes)))
     for edge in edges:
         if edge.can_fuse and stage[edge.source] == stage[edge.target]:
@@ -271,8 +270,11 @@ def _group_candidates(function: Function, shapes: dict[int, Shape]) -> list[list
     groups: dict[int, list[int]] = {}
     for index in shapes:
         groups.setdefault(_find_root(leader, index), []).append(index)
-    # The nodes of a group are in topological order, so a long group can be split.
-    return [group[i : i + MAX_CHAIN_NODES] for group in groups.values() for i in range(0, len(group), MAX_CHAIN_NODES)]
+    parts = []
+    for group in groups.values():
+        # The nodes of a group are in topological order, so a long group can be split.
+        parts += [group[i : i + MAX_CHAIN_NODES] for i in range(0, len(group), MAX_CHAIN_NODES)]
+    return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +337,8 @@ def _make_chain(function: Function, group: Sequence[int]) -> Node:
 
 def _list_outputs(function: Function, nodes: Sequence[Node]) -> tuple[str, ...]:
     """List the values of a chain that are outputs of the Function or inputs of other nodes; if there are none, the last value."""
-    chain_names, output_names = {node.name for node in nodes}, {value.name for value in function.outputs}
+    chain_names = {node.name for node in nodes}
+    output_names = {value.name for value in function.outputs}
     outputs = []
     for node in nodes:
         value = node.outputs[0]

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from xrt.engines.contract.op_table import OpTable
     from xrt.graph import Function, Node
 
-
 ENTRY_SYMBOL = "xrt_library_entry"
 
 
@@ -45,7 +44,6 @@ class NativeKernel:
         return f"kernel {self.name!r} of library {self.library.path}"
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        """Explain why the kernel does not support the node; None if it does."""
         reason = why_not_marshalled(node, function)
         # A kernel without the function ``why_not`` supports every node.
         if reason is not None or not self.structure.why_not:
@@ -64,7 +62,6 @@ class NativeLibrary:
     name: str
     version: str
     digest: str
-    """SHA-256 of the file."""
     kernels: tuple[NativeKernel, ...] = field(init=False, default=(), repr=False)
     handle: Any = field(repr=False, default=None)
 
@@ -108,7 +105,6 @@ class MessageBuffer:
 
     @property
     def text(self) -> str:
-        """The message, on one line."""
         # The kernel may have truncated the message within a character, and may not have written the zero byte at the end.
         raw = self._buffer.raw.split(b"\0", 1)[0]
         return " ".join(raw.decode("utf-8", "replace").split()) or "it gives no reason"

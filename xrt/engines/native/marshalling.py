@@ -63,11 +63,12 @@ def make_tensor_c(dtype: DType | None, shape: Sequence[Any] | None, data: int | 
     strides = [1] * len(extents)
     for axis in range(len(extents) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * max(extents[axis + 1], 1)
+    dtype_c = None if dtype is None else abi.encode_dtype(dtype)
     return abi.TensorC(
         data=data,
         device_type=1,
         ndim=RANK_UNKNOWN if shape is None else len(extents),
-        dtype=(abi.encode_dtype(dtype) if dtype else None) or abi.DTypeC(0, 0, 1),
+        dtype=dtype_c or abi.DTypeC(0, 0, 1),
         shape=make_array_c(c_int64, extents, keep_alive),
         strides=make_array_c(c_int64, strides, keep_alive),
     )

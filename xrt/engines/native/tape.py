@@ -300,7 +300,6 @@ class PreparedKernel:
                 f"{kernel} requests {self.scratch} bytes of scratch for node {node.name!r} ({node.op}); its prepare is wrong"
             )
         self.outputs: dict[str, TensorType] = dict(_iter_output_types(kernel, node, function, outputs_c))
-        """The types of the node's outputs by name."""
 
     def can_overwrite(self, name: str, output: int = 0) -> bool:
         """Whether the kernel may write output ``output`` to the memory of the input value ``name``."""
@@ -328,8 +327,10 @@ def _iter_output_types(kernel: NativeKernel, node: Node, function: Function, out
 def _read_type(output_c: abi.OutputC) -> TensorType | None:
     """Convert an ``xrt_output`` to a type; None if the element type or the shape is invalid."""
     dtype = abi.decode_dtype(output_c.dtype)
-    shape = tuple(output_c.shape[: output_c.ndim]) if 0 <= output_c.ndim <= abi.MAX_RANK else (-1,)
-    return None if dtype is None or any(dim < 0 for dim in shape) else TensorType(dtype, shape)
+    if dtype is None or not 0 <= output_c.ndim <= abi.MAX_RANK:
+        return None
+    shape = tuple(output_c.shape[: output_c.ndim])
+    return None if any(dim < 0 for dim in shape) else TensorType(dtype, shape)
 
 
 MIN_FILLED_BYTES = 1 << 12

@@ -10,13 +10,7 @@ import openvino
 
 from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphCompiler
 from xrt.engines.contract.options import check_options, option
-from xrt.engines.openvino.executable import (
-    CompiledModel,
-    OpenVinoExecutable,
-    export_model,
-    load_model,
-    why_not_passable,
-)
+from xrt.engines.openvino.executable import CompiledModel, OpenVinoExecutable, export_model, load_model, why_not_passable
 from xrt.engines.openvino.library import (
     LIBRARY,
     PRECISIONS,
@@ -35,7 +29,6 @@ from xrt.graph import TensorType
 if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext, Precision
     from xrt.graph import Function, Node
-
 
 DEVICE = "CPU"
 
@@ -59,7 +52,6 @@ class OpenVino(GraphCompiler):
     """Maximum number of concurrent runs of an executable, which share its threads. Further calls wait."""
     pinning: bool = False
     """Whether to pin the threads to cores. Pinning slows down the threads of other engines."""
-
     precision: Literal["allowed", "fp32", "bf16", "fp16"] = "allowed"
     """The precision of float32 operators. ``allowed``: the precision that the module allows, which is float32 by default. Other
     values override the module. Compilation fails if OpenVINO would use another precision."""

@@ -21,10 +21,7 @@ from xrt.engines.toolkit.memory import make_writable_alias
 from xrt.errors import InputError, RunFailed
 from xrt.graph import DType, Function, TensorType, Type, Value
 
-# ---------------------------------------------------------------------- values
-
 Array: TypeAlias = np.ndarray[Any, Any]
-
 _ELEMENT_TYPES = {
     DType.BOOL: openvino.Type.boolean,
     DType.BFLOAT16: openvino.Type.bf16,
@@ -87,7 +84,6 @@ def to_array(tensor: Any, dtype: DType) -> Array:
 MAX_COPIED_BYTES = 16 * 1024
 """Inputs and outputs up to this size are copied to or from tensors that are set once per request. A copy takes 0.3 to 1 us;
 setting the caller's array as the tensor of a run takes 4 us."""
-
 _Request = openvino._pyopenvino.InferRequest
 """The class of the C++ binding. The public class in Python dispatches on the types of the inputs, which would double the time of
 a small call."""
@@ -110,7 +106,8 @@ class CompiledModel:
     @classmethod
     def from_model(cls, model: Any, used_inputs: tuple[int, ...], passed_through: Sequence[bool]) -> CompiledModel:
         """Get the types from a model that OpenVINO compiled. Raises TypeError for an element type that XRT cannot pass."""
-        inputs, outputs = (tuple(map(_get_port_type, ports)) for ports in (model.inputs, model.outputs))
+        inputs = tuple(map(_get_port_type, model.inputs))
+        outputs = tuple(map(_get_port_type, model.outputs))
         can_preset = (type_.is_static and not is_passed for type_, is_passed in zip(outputs, passed_through, strict=True))
         return cls(model, used_inputs, inputs, outputs, tuple(can_preset), tuple(passed_through))
 
@@ -315,7 +312,6 @@ class OpenVinoExecutable(Executable):
         return self._report_memory()
 
     def close(self) -> None:
-        """Release the model."""
         # OpenVINO keeps the thread pool of a closed model for the next model. A forked child must not use that pool.
         if self.compiled is not None and self.idle_threads:
             mark_pool_idle()
@@ -337,7 +333,8 @@ class OpenVinoExecutable(Executable):
             index = overwritable.get(output)
             is_inplace = index is not None and inputs[index] is buffer
             other_inputs = [value for k, value in enumerate(inputs) if not (is_inplace and k == index)]
-            targets.append(None if buffer is None or not _is_writable(buffer, other_inputs) else buffer)
+            is_target = buffer is not None and _is_writable(buffer, other_inputs)
+            targets.append(buffer if is_target else None)
         return targets
 
 
@@ -374,17 +371,17 @@ def _is_writable(buffer: Array, inputs: Sequence[Any]) -> bool:
 
 # The format of a serialized model:
 # - the blob: OpenVINO's export of the optimized graph and all constants.
-# - the header, in JSON: the used inputs, the outputs that are passed through, the size of the blob in bytes, and ``inplace``.
-# - 8 bytes: the length of the header in bytes.
+# - the footer, in JSON: the used inputs, the outputs that are passed through, the size of the blob in bytes, and ``inplace``.
+# - 8 bytes: the length of the footer in bytes.
 
 
 def export_model(compiled: CompiledModel, inplace: Mapping[int, int]) -> memoryview:
     """Serialize a model for `load_model`. ``inplace`` maps the index of an input to that of the output that may overwrite it."""
     stream = compiled.model.export_model()
     size = len(stream.getbuffer())
-    # The header comes last, so that the blob starts at the start of the file and is aligned.
-    header = {"used": compiled.used_inputs, "passed": compiled.passed_through, "blob": size}
-    encoded = json.dumps({**header, "inplace": list(inplace.items())}).encode()
+    footer = {"used": compiled.used_inputs, "passed": compiled.passed_through, "blob": size, "inplace": list(inplace.items())}
+    # The blob comes first, so that it starts at the start of the file and is aligned.
+    encoded = json.dumps(footer).encode()
     stream.seek(size)
     stream.write(encoded + len(encoded).to_bytes(8, "little"))
     view: memoryview = stream.getbuffer()
@@ -394,8 +391,8 @@ def export_model(compiled: CompiledModel, inplace: Mapping[int, int]) -> memoryv
 def load_model(data: memoryview, device: str, settings: Mapping[str, Any]) -> tuple[CompiledModel, dict[int, int]]:
     """Load a model that `export_model` serialized, and its ``inplace``. The caller verifies ``data`` and keeps it alive."""
     length = int.from_bytes(data[-8:], "little")
-    header = json.loads(bytes(data[-8 - length : -8]))
-    blob = np.frombuffer(data[: header["blob"]], np.uint8)
+    footer = json.loads(bytes(data[-8 - length : -8]))
+    blob = np.frombuffer(data[: footer["blob"]], np.uint8)
     model = get_core().import_model(to_tensor(blob, DType.UINT8), device, settings)
-    compiled = CompiledModel.from_model(model, tuple(header["used"]), header["passed"])
-    return compiled, dict(header["inplace"])
+    compiled = CompiledModel.from_model(model, tuple(footer["used"]), footer["passed"])
+    return compiled, dict(footer["inplace"])

@@ -15,7 +15,6 @@ from xrt.graph import DType, Function, Value
 
 NEWEST_OPSET = 25
 """The newest version of ai.onnx that the frontend converts correctly."""
-
 MIN_SHARED_BYTES = 64 * 1024
 """Constants of at least this size are passed by reference. Smaller ones are stored in the ONNX model."""
 

@@ -89,9 +89,9 @@ def report_memory(copied_bytes: int, growth: AllocationTracker, blob: memoryview
     ``copied_bytes`` is the size of the constants that were copied. ``growth`` measured the process during the compile. ``blob``
     is the serialized model if the executable was loaded: OpenVINO reads constants from it without copying.
     """
-    uses = (
-        [MemoryUse("copied weights", copied_bytes, "constants that are not contiguous, or not aligned")] if copied_bytes else []
-    )
+    uses = []
+    if copied_bytes:
+        uses.append(MemoryUse("copied weights", copied_bytes, "constants that are not contiguous, or not aligned"))
     if blob is not None:
         is_file = find_file_offset(np.frombuffer(blob, np.uint8)) is not None
         why = "the graph and the constants as OpenVINO exports them; it reads the constants from there without copying"

@@ -95,7 +95,6 @@ def _why_not_empty(node: Node, function: Function) -> str | None:
 
 MAX_CACHED_CONVERSIONS = 8192
 """Size of the cache of results of trial conversions."""
-
 _INPUTS_MAY_BE_DROPPED = frozenset({"CastLike", "Dropout", "EyeLike", "ConstantOfShape"})
 """Operators with an input that the frontend may drop, because only the type or shape of the input matters."""
 

@@ -38,7 +38,6 @@ _PAST_KEY = 4
 _NONPAD_KV_SEQLEN = 6
 _LSTM_PEEPHOLES = 7
 
-
 FLOAT16S = frozenset({DType.FLOAT16, DType.BFLOAT16})
 FLOATS = FLOAT16S | {DType.FLOAT32}
 BOOL = frozenset({DType.BOOL})
@@ -122,7 +121,7 @@ def why_not_computed(node: Node, function: Function) -> str | None:
     """Explain that `EXPORTED` does not contain the operator, or not this element type of it; None if it does."""
     if node.op_type not in EXPORTED:
         return f"{LIBRARY} does not support {node.op}, or computes it differently from ONNX"
-    dtypes = EXPORTED[node.op_type][0]
+    dtypes, _ = EXPORTED[node.op_type]
     data = list_data_inputs(node, function)
     for name in dict.fromkeys((*node.uses, *node.defined_names)):
         type_ = function.get_type(name)
@@ -144,7 +143,8 @@ def list_data_inputs(node: Node, function: Function) -> frozenset[str]:
     schema = find_schema(node.op_type, since_version(node, function) or 1)
     if node.op_type not in EXPORTED or schema is None or not schema.inputs:
         return frozenset(node.uses)
-    main = schema.inputs[min(EXPORTED[node.op_type][1], len(schema.inputs) - 1)]
+    _, input_index = EXPORTED[node.op_type]
+    main = schema.inputs[min(input_index, len(schema.inputs) - 1)]
     names = set()
     for formals, actual_names in ((schema.inputs, node.inputs), (schema.outputs, node.outputs)):
         for index, name in enumerate(actual_names):
@@ -164,7 +164,10 @@ def _flattens_axes(node: Node, function: Function) -> bool:
     if (since_version(node, function) or 0) >= 13:
         return False
     shape = find_shape(node, 0, function)
-    return shape is None or any(extent != 1 for extent in shape[node.attr("axis", 1) :][1:])
+    if shape is None:
+        return True
+    flattened = shape[node.attr("axis", 1) :]
+    return any(extent != 1 for extent in flattened[1:])
 
 
 def may_mask_all_keys(node: Node, function: Function) -> bool:
@@ -205,8 +208,9 @@ def _may_have_several_scales(node: Node, function: Function) -> bool:
 def _is_strided_pointwise_with_padding(node: Node, function: Function) -> bool:
     """Whether a Conv may have kernel size 1, and has strides and padding."""
     kernel = (find_shape(node, 1, function) or (None, None, None))[2:]
-    pads = any(node.attr("pads", ())) or node.attr("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
-    return pads and any(stride > 1 for stride in node.attr("strides", ())) and all(extent in (1, None) for extent in kernel)
+    has_padding = any(node.attr("pads", ())) or node.attr("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
+    has_strides = any(stride > 1 for stride in node.attr("strides", ()))
+    return has_padding and has_strides and all(extent in (1, None) for extent in kernel)
 
 
 def _may_resize_to_fraction(node: Node, function: Function) -> bool:
@@ -340,25 +344,33 @@ def _transforms_another_axis(node: Node, function: Function) -> bool:
 
 def may_crop_whole_axis(node: Node, function: Function) -> bool:
     """Whether the negative amounts of a Pad may crop more elements than an axis has."""
-    constant, axes = find_constant_input(node, 1, function), find_constant_input(node, 3, function)
+    constant = find_constant_input(node, 1, function)
     if constant is None and has_input(node, 1):
-        # The decomposition of a Pad contains another Pad whose amounts are computed as Max(pads, 0), so it crops nothing.
-        producer = function.producer(node.inputs[1])
-        operands = [function.constants.get(name) for name in producer.inputs] if producer and producer.op == "Max" else []
-        return not any(operand is not None and bool((operand.array >= 0).all()) for operand in operands)
-    pads = [int(pad) for pad in (node.attr("pads", ()) if constant is None else constant.array.reshape(-1))]
+        return not _is_maximum_with_positive(node.inputs[1], function)
+    pads = node.attr("pads", ()) if constant is None else constant.array.reshape(-1).tolist()
     if min(pads, default=0) >= 0:
         return False
-    shape, count = find_shape(node, 0, function), len(pads) // 2
+    shape = find_shape(node, 0, function)
+    axes = find_constant_input(node, 3, function)
     if shape is None or (has_input(node, 3) and axes is None):
         return True
     extents = shape if axes is None else [shape[axis] for axis in axes.array.reshape(-1).tolist()]
     # The amounts before each axis come first, then the amounts after each axis.
+    count = len(pads) // 2
     for extent, begin, end in zip(extents, pads[:count], pads[count:], strict=True):
         cropped = max(0, -begin) + max(0, -end)
         if cropped and (not isinstance(extent, int) or cropped > extent):
             return True
     return False
+
+
+def _is_maximum_with_positive(pads: str, function: Function) -> bool:
+    """Whether the amounts of a Pad are ``Max(pads, 0)``, as in the decomposition of a Pad, so that they crop nothing."""
+    producer = function.producer(pads)
+    if producer is None or producer.op != "Max":
+        return False
+    operands = [function.constants.get(name) for name in producer.inputs]
+    return any(operand is not None and bool((operand.array >= 0).all()) for operand in operands)
 
 
 def _truncates_inside_region(node: Node, function: Function) -> bool:

@@ -33,7 +33,6 @@ from xrt.graph import DType, Function, Node, TensorType, Type, Value, is_static
 if TYPE_CHECKING:
     from xrt.engines.contract.graph_compiler import Accelerator
 
-
 CUDA = "CUDAExecutionProvider"
 RECORD_ASSIGNMENTS = "session.record_ep_graph_assignment_info"
 """The session configuration entry for recording the provider of each node."""
@@ -53,7 +52,8 @@ def why_not_present(provider: str) -> str | None:
 def why_no_tensorrt() -> str | None:
     """Load TensorRT's libraries from its package or the loader's path. Explain why that fails, or return None."""
     package = find_spec("tensorrt_libs")
-    folders = [Path(folder) for folder in (package.submodule_search_locations or () if package else ())]
+    locations = package.submodule_search_locations if package else None
+    folders = [Path(folder) for folder in locations or ()]
     for name in ("libnvinfer.so.10", "libnvonnxparser.so.10"):
         path = next((folder / name for folder in folders if (folder / name).is_file()), Path(name))
         try:
@@ -112,16 +112,14 @@ def check_assigned(session: InferenceSession, function: Function) -> None:
 
     Nodes that compute shapes are expected on the CPU.
     """
-    on_cpu = {
-        node.name
-        for part in session.get_provider_graph_assignment_info()
-        if part.ep_name == "CPUExecutionProvider"
-        for node in part.get_nodes()
-    }
+    cpu_names: set[str] = set()
+    for part in session.get_provider_graph_assignment_info():
+        if part.ep_name == "CPUExecutionProvider":
+            cpu_names.update(node.name for node in part.get_nodes())
     unassigned = []
     for node in function.nodes:
         types = [function.get_type(name) for name in node.defined_names]
-        if node.name in on_cpu and any(isinstance(type_, TensorType) and type_.dtype.is_float for type_ in types):
+        if node.name in cpu_names and any(isinstance(type_, TensorType) and type_.dtype.is_float for type_ in types):
             unassigned.append(node)
     if unassigned:
         names = ", ".join(f"{node.name!r} ({node.op})" for node in unassigned[:5])

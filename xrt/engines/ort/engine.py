@@ -29,9 +29,7 @@ from xrt.graph import FrozenDict, Function, Node
 if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext, Precision
 
-
 _log = logging.getLogger(__name__)
-
 _LEVELS = {
     "none": GraphOptimizationLevel.ORT_DISABLE_ALL,
     "basic": GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -41,8 +39,6 @@ _LEVELS = {
 }
 _CPU = ("CPUExecutionProvider",)
 _MODES = {"sequential": ExecutionMode.ORT_SEQUENTIAL, "parallel": ExecutionMode.ORT_PARALLEL}
-
-
 MIN_SAVED_NODES = 24
 """Sessions with fewer nodes are not worth saving, because optimizing them takes no longer than reading the cache."""
 MIN_SAVED_CONSTANT_BYTES = 1 << 20
@@ -176,11 +172,12 @@ class Ort(GraphCompiler):
         if saved is None:
             from xrt.engines.toolkit.memory import find_inplace_outputs  # not needed for a start from the cache
 
-            inputs, outputs, inplace = function.inputs, function.outputs, find_inplace_outputs(function)
+            inputs, outputs = function.inputs, function.outputs
+            inplace = find_inplace_outputs(function)
         else:
             # The saved model has the names of the Function that was saved.
             inputs, outputs = saved.rename("inputs", function.inputs), saved.rename("outputs", function.outputs)
-            inplace = dict(saved.header["inplace"])
+            inplace = dict(saved.footer["inplace"])
         with AllocationTracker(export.nbytes) as allocations:
             session = open_session(export, options, [(name, self._select_options(name)) for name in self.providers])
         uses = partial(report_memory, export.copied, export.mapped, allocations)
@@ -209,7 +206,7 @@ class Ort(GraphCompiler):
     def _pack(self, data: memoryview, function: Function, context: CompileContext) -> memoryview:
         """Add packed weights to the saved session in ``data`` if several processes will load it; otherwise return ``data``."""
         saved = SavedSession.read(data)
-        is_packed = "mapped" in saved.header
+        is_packed = "mapped" in saved.footer
         if not context.is_shared or context.workdir is None or is_packed or self.config.get(_NO_PACKING, "0") == "1":
             return data
         try:
@@ -226,7 +223,6 @@ class Ort(GraphCompiler):
         )
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OrtExecutable:
-        """Open a session on the saved, optimized model."""
         saved = SavedSession.read(data)
         executable = self._open_mapped(saved, function, context.threads)
         if executable is None:
@@ -294,13 +290,14 @@ class Ort(GraphCompiler):
         if function is not None:
             from xrt.engines.ort.tables import has_exact_weights, has_vector_products  # not needed for a start from the cache
 
-            # These optimizers have defects. Disable them in addition to those that the user disables.
-            for optimizer, is_affected in (
-                ("MatmulTransposeFusion", has_vector_products),
-                ("WeightBiasQuantization", has_exact_weights),
-            ):
-                if is_affected(function):
-                    config[_DISABLED] = ";".join(filter(None, (config.get(_DISABLED), optimizer)))
+            disabled = [config[_DISABLED]] if config.get(_DISABLED) else []
+            # These optimizers have defects.
+            if has_vector_products(function):
+                disabled.append("MatmulTransposeFusion")
+            if has_exact_weights(function):
+                disabled.append("WeightBiasQuantization")
+            if disabled:
+                config[_DISABLED] = ";".join(disabled)
         for key, value in config.items():
             options.add_session_config_entry(key, value)
         return options
@@ -337,7 +334,6 @@ _CONFIG = {
     # Multiply 4-bit weights in float32. By default the library rounds the other operand to 8 bits.
     "session.qdq_matmulnbits_accuracy_level": "1",
 }
-
 _CPU_CONFIG = {**_CONFIG, _DISABLED: "SkipLayerNormFusion"}
 """Disables the fusion of Add and LayerNormalization to SkipLayerNormalization, which is slower on the CPU: 1.3 times for [24,
 32], 6 times for [512, 1024] with two threads (ONNX Runtime 1.31.1)."""
@@ -356,14 +352,15 @@ def _check_boundary_types(function: Function) -> None:
             raise CompileRefused(
                 f"the type of input {value.name!r} is not known, and ONNX Runtime needs it; infer the types first"
             )
-    reasons = (why_not_passable(value.name, value.type) for value in (*function.inputs, *function.outputs))
-    if reason := next(filter(None, reasons), None) or why_not_bindable(function.inputs, function.outputs):
+    for value in (*function.inputs, *function.outputs):
+        if reason := why_not_passable(value.name, value.type):
+            raise CompileRefused(reason)
+    if reason := why_not_bindable(function.inputs, function.outputs):
         raise CompileRefused(reason)
 
 
 # ONNX Runtime ignores session configuration entries with unknown keys. It has no function that lists the known keys, which are
 # constants in ``onnxruntime_session_options_config_keys.h``.
-
 ENGINE_KEYS: Mapping[str, str] = {
     "session.load_model_format": "the engine passes the model itself, in ONNX's format",
     "session.model_external_initializers_file_folder_path": "the engine passes the constants itself, by reference",
@@ -372,7 +369,6 @@ ENGINE_KEYS: Mapping[str, str] = {
     "session.use_ort_model_bytes_for_initializers": "the engine passes the model itself, in ONNX's format",
 }
 """Keys that only the engine sets, with the reason."""
-
 _KEYS = {
     "memory": "enable_memory_arena_shrinkage",
     "mlas": "enable_gemm_fastmath_arm64_bfloat16 qnbit.force_fp32 use_lut_gemm",

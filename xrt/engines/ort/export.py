@@ -22,7 +22,6 @@ from xrt.operators import NodeWriter, ensure_computed_outputs, rewrite_nodes
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-
 _OPSET_OF_CASTS = 13
 """The opset of the Casts that the library inserts for float16. It rejects its own Casts in a model below opset 6."""
 
@@ -69,10 +68,13 @@ def _write_sum_as_product(writer: NodeWriter) -> str | None:
     """Replace a ReduceSum over the leading axes by a faster product with a vector of ones; None if the node is not such a sum."""
     if writer.node.op != "ReduceSum" or len(writer.node.inputs) != 2:
         return None
-    axes, type_ = writer.function.constants.get(writer.node.inputs[1]), writer.find_type(writer.x)
+    axes = writer.function.constants.get(writer.node.inputs[1])
+    type_ = writer.find_type(writer.x)
     if axes is None or type_ is None or type_.dtype not in (DType.FLOAT32, DType.FLOAT64) or not type_.is_static:
         return None
-    shape, num_axes, dtype = writer.extents(writer.x), axes.array.size, type_.dtype
+    dtype = type_.dtype
+    shape = writer.extents(writer.x)
+    num_axes = axes.array.size
     rows, columns = math.prod(shape[:num_axes]), shape[num_axes:]
     # A sum over all axes has no columns.
     if not 0 < num_axes < len(shape) or 0 in shape or not MIN_ROWS <= rows <= MAX_ROWS:
@@ -98,11 +100,14 @@ def unshare_int8_constants(function: Function) -> Function:
     """
     if not any(constant.dtype is DType.INT8 for constant in function.constants.values()):
         return function
-    constants, nodes, used_names = dict(function.constants), list[Node](), set[str]()
+    constants = dict(function.constants)
+    nodes: list[Node] = []
+    used_names: set[str] = set()
 
     def rename_if_used(name: str) -> str:
         """Return the value for another reader: the value itself for the first reader, a duplicate for later ones."""
-        constant, producer = function.constants.get(name), function.producer(name) if name else None
+        constant = function.constants.get(name)
+        producer = function.producer(name) if name else None
         is_int8 = constant is not None and constant.dtype is DType.INT8
         is_dequantized = producer is not None and producer.op == "DequantizeLinear" and producer.inputs[0] in function.constants
         if name not in used_names or not (is_int8 or is_dequantized):

@@ -6,8 +6,8 @@ ONNX model. A saved session is a file with these parts:
     weights    weights that are not constants of the Function, each aligned to 64 bytes; then packed weights, if there are any
     model      the optimized model; its external data is in "weights" or "constant_<n>", constant n of the Function
     mapped     with packed weights only: the model with marks in place of file names and offsets (see below)
-    header     JSON: names of inputs and outputs, used constants, sizes of weights and models
-    8 bytes    length of the header
+    footer     JSON: names of inputs and outputs, used constants, sizes of weights and models
+    8 bytes    length of the footer
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ MIN_STORED_BYTES = 1024
 """Smaller weights are stored in the model."""
 
 _WEIGHTS = "weights"
+_CONSTANT = "constant_"
+"""The names of files, as in the table above."""
 _STRING_TYPE = 8
 """ONNX's element type of strings."""
 
@@ -45,7 +47,7 @@ class SavedSession:
     """The parts of a saved session."""
 
     data: memoryview
-    header: Mapping[str, Any]
+    footer: Mapping[str, Any]
 
     @classmethod
     def read(cls, data: memoryview) -> SavedSession:
@@ -57,26 +59,29 @@ class SavedSession:
         """Make the model to open as a session. ``function`` must equal the saved Function, because the session reads its
         constants.
         """
-        files = {_name_constant(index): content for index, content in self._iter_constants(function)}
-        model_start = self.header["weights"]
-        plain_bytes = self.header.get("own", model_start)  # without packed weights
+        files = {f"{_CONSTANT}{index}": content for index, content in self._iter_constants(function)}
+        model_start = self.footer["weights"]
+        plain_bytes = self.footer.get("own", model_start)  # without packed weights
         weights = np.frombuffer(self.data[:plain_bytes], np.uint8)
         if plain_bytes:
             files[_WEIGHTS] = weights
-        copied, mapped = (plain_bytes, 0) if find_file_offset(weights) is None else (0, plain_bytes)
-        return ExportedModel(bytes(self.data[model_start : model_start + self.header["model"]]), files, copied, mapped)
+        model = bytes(self.data[model_start : model_start + self.footer["model"]])
+        if find_file_offset(weights) is None:
+            return ExportedModel(model, files, copied=plain_bytes)
+        return ExportedModel(model, files, mapped=plain_bytes)
 
     def export_mapped(self, function: Function) -> ExportedModel | None:
         """Make a model with which the library maps plain and packed weights from the file that contains this saved session.
 
         None if there are no packed weights, if the file may have been replaced, or if weights of ``function`` are in other files.
         """
-        if "mapped" not in self.header:
+        if "mapped" not in self.footer:
             return None
         # Part 0 of the file is this saved session, part n + 1 is constant n (see `_MARKS`).
         contents = {0: np.frombuffer(self.data, np.uint8)}
         contents.update((index + 1, content) for index, content in self._iter_constants(function))
-        offsets, mappings = dict[int, int](), set[FileMapping | None]()
+        offsets: dict[int, int] = {}
+        mappings: set[FileMapping | None] = set()
         for part, content in contents.items():
             mapping, offsets[part] = find_file_offset(content) or (None, 0)
             mappings.add(mapping)
@@ -92,11 +97,14 @@ class SavedSession:
 
         def replace_mark(mark: re.Match[bytes]) -> bytes:
             """Return the path, or the offset in the file that the mark describes."""
-            return path if mark[1] is None else b"%0*d" % (_NUMBER_WIDTH, offsets[int(mark[1])] + int(mark[2]))
+            part, offset = mark.groups()
+            if part is None:
+                return path
+            return b"%0*d" % (_NUMBER_WIDTH, offsets[int(part)] + int(offset))
 
-        weights_bytes = self.header["weights"]
-        start = weights_bytes + self.header["model"]
-        model = _MARKS.sub(replace_mark, bytes(self.data[start : start + self.header["mapped"]]))
+        weights_bytes = self.footer["weights"]
+        start = weights_bytes + self.footer["model"]
+        model = _MARKS.sub(replace_mark, bytes(self.data[start : start + self.footer["mapped"]]))
         return ExportedModel(model, mapped=weights_bytes, mapping=mapping)
 
     def pack(self, function: Function, options: SessionOptions, folder: Path) -> memoryview:
@@ -105,7 +113,7 @@ class SavedSession:
         Returns `data` if the library packs no weights. ``function`` must equal the saved Function. ``options`` are those of a
         later load. Raises errors of the library.
         """
-        size, model_size = self.header["weights"], self.header["model"]
+        size, model_size = self.footer["weights"], self.footer["model"]
         with (folder / "packed-session").open("w+b") as file:
             file.write(self.data[:size])
             marked = pack_weights(self.export(function), options, folder, file)
@@ -114,13 +122,13 @@ class SavedSession:
             changes = {"own": size, "weights": file.tell(), "mapped": len(marked)}
             file.write(self.data[size : size + model_size])
             file.write(marked)
-            return _write_header(file, {**self.header, **changes})
+            return _write_footer(file, {**self.footer, **changes})
 
     def _iter_constants(self, function: Function) -> Iterator[tuple[int, Bytes]]:
         """Yield the index and the bytes of each constant to which the model refers."""
         # Most constants are found by digest. Only for others are the weights of the Function listed, which reads all nodes.
         weights: list[Array] = []
-        for index, digest in zip(self.header["constants"], self.header["digests"], strict=True):
+        for index, digest in zip(self.footer["constants"], self.footer["digests"], strict=True):
             content = function.find_weight_bytes(bytes.fromhex(digest))
             if content is None:
                 weights = weights or list(_list_weights(function).values())
@@ -129,7 +137,7 @@ class SavedSession:
 
     def rename(self, kind: Literal["inputs", "outputs"], values: Sequence[Value]) -> tuple[Value, ...]:
         """Give the inputs or outputs of the Function, ``values``, the names that they have in the saved session."""
-        return tuple(Value(name, value.type) for name, value in zip(self.header[kind], values, strict=True))
+        return tuple(Value(name, value.type) for name, value in zip(self.footer[kind], values, strict=True))
 
 
 def _list_weights(function: Function) -> dict[str, Array]:
@@ -141,10 +149,6 @@ def _list_weights(function: Function) -> dict[str, Array]:
     arrays = collect_external_weights(function)
     used_names = dict.fromkeys(name for node in function.nodes for name in node.uses if name in arrays)
     return {name: arrays[name] for name in used_names}
-
-
-def _name_constant(index: int | str) -> str:
-    return f"constant_{index}"
 
 
 def open_memory_file() -> BinaryIO:
@@ -164,7 +168,8 @@ def optimize_model(function: Function, export: ExportedModel, options: SessionOp
     level = options.graph_optimization_level
     if options.use_per_session_threads:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-    weights, used_names = _list_weights(function), set[str]()
+    weights = _list_weights(function)
+    used_names: set[str] = set()
     weight_indices = {name: index for index, name in enumerate(weights)}
 
     def choose_location(name: str, value: Any, info: object) -> OrtExternalInitializerInfo | None:
@@ -173,10 +178,11 @@ def optimize_model(function: Function, export: ExportedModel, options: SessionOp
         # Strings are not contiguous bytes.
         if size < MIN_STORED_BYTES or value.element_type() == _STRING_TYPE:
             return None
-        memory, array = (ctypes.c_char * size).from_address(value.data_ptr()), weights.get(name)
+        memory = (ctypes.c_char * size).from_address(value.data_ptr())
+        array = weights.get(name)
         if array is not None and array.nbytes == size and _is_same(memory, array):
             used_names.add(name)
-            return OrtExternalInitializerInfo(_name_constant(weight_indices[name]), 0, size)
+            return OrtExternalInitializerInfo(f"{_CONSTANT}{weight_indices[name]}", 0, size)
         offset = file.tell()
         file.write(memory)
         file.write(bytes(-size % ALIGNMENT))
@@ -188,7 +194,7 @@ def optimize_model(function: Function, export: ExportedModel, options: SessionOp
     # A constant that is an attribute of a node has no digest, because it is not in `function.constants`.
     constants = {_get_address_and_size(c.array): c for c in function.constants.values() if c.nbytes >= MIN_STORED_BYTES}
     used_constants = [constants.get(_get_address_and_size(weights[name])) for name in weights if name in used_names]
-    header = {
+    footer = {
         "inplace": sorted(find_inplace_outputs(function).items()),
         "inputs": [v.name for v in function.inputs],
         "outputs": [v.name for v in function.outputs],
@@ -198,12 +204,12 @@ def optimize_model(function: Function, export: ExportedModel, options: SessionOp
         "model": len(model),
     }
     file.write(model)
-    return _write_header(file, header)
+    return _write_footer(file, footer)
 
 
-def _write_header(file: BinaryIO, header: Mapping[str, Any]) -> memoryview:
-    """Write the header at the end of the file, and map the file."""
-    text = json.dumps(header).encode()
+def _write_footer(file: BinaryIO, footer: Mapping[str, Any]) -> memoryview:
+    """Append the footer and its length to the file, and map the file."""
+    text = json.dumps(footer).encode()
     file.write(text + len(text).to_bytes(8, "little"))
     file.flush()
     return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -222,8 +228,6 @@ def _is_same(memory: Any, array: Array) -> bool:
     release_pages(array)
     return is_unchanged
 
-
-# ---------------------------------------------------------------------- packed weights
 
 # A bundle contains packed weights, so that all processes that load it map the same memory. ONNX Runtime reads packed weights only
 # from the file of the plain weights, at offsets that the model specifies. Therefore the model is written with marks of fixed
@@ -274,7 +278,8 @@ def _mark_entries(
 ) -> list[tuple[str, str]]:
     """Append the packed buffers of an initializer from ``source`` to ``file``. Returns its external-data entries, with marks."""
     # Packed buffers are in part 0, the saved session. The plain weights may be in another part.
-    part = 0 if entry["location"] == _WEIGHTS else int(entry["location"].removeprefix(_name_constant(""))) + 1
+    location = entry["location"]
+    part = 0 if location == _WEIGHTS else int(location.removeprefix(_CONSTANT)) + 1
     entries = [("location", _NAME), ("offset", _mark(part, int(entry.get("offset", "0")))), ("length", entry["length"])]
     for count, form in enumerate(packed_forms):
         key, *buffers = form.split("|")

@@ -22,10 +22,8 @@ from xrt.graph import DType, FrozenDict, Function, Node, TensorType, Value
 from xrt.graph.constants import FileMapping
 
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
-
 Provider: TypeAlias = str | tuple[str, dict[str, str]]
 """An execution provider, optionally with options."""
-
 _FATAL_SEVERITY = 4
 """With this severity the library prints only fatal errors. It raises other errors as exceptions anyway."""
 
@@ -46,7 +44,6 @@ class ExportedModel:
 
     @property
     def nbytes(self) -> int:
-        """The total bytes of the model and its files."""
         return len(self.model) + sum(content.nbytes for content in self.files.values())
 
 
@@ -56,7 +53,6 @@ def get_tensor_bytes(array: np.ndarray[Any, Any]) -> Bytes:
 
 
 def make_quiet_options() -> SessionOptions:
-    """Make session options with which the library prints only fatal errors."""
     options = SessionOptions()
     options.log_severity_level = _FATAL_SEVERITY
     return options
@@ -154,7 +150,6 @@ def _can_read(opset: int | None = None, ir: int | None = None) -> bool:
 
 
 LIBRARY = f"ONNX Runtime {onnxruntime.__version__}"
-
 _DTYPE_NAMES = {"float": "float32", "double": "float64"}
 
 

@@ -51,8 +51,9 @@ def why_not_convertible(node: Node, function: Function, providers: tuple[str, ..
     if any(function.get_type(name) is None for name in node.uses):
         return None
     query = NodeQuery.from_node(node, function, version=function.opsets.get("", newest_opset()))
-    outputs = tuple(output and (_erase_extents(output[0]),) for output in query.outputs)
-    return _query_library(replace(query, inputs=tuple(map(_erase_extents, query.inputs)), outputs=outputs), providers)
+    inputs = tuple(map(_erase_extents, query.inputs))
+    outputs = tuple(None if output is None else (_erase_extents(output[0]),) for output in query.outputs)
+    return _query_library(replace(query, inputs=inputs, outputs=outputs), providers)
 
 
 @lru_cache(maxsize=4096)

@@ -119,7 +119,6 @@ def _list_scaled_extents(node: Node, function: Function) -> list[tuple[Dim, floa
 
 
 def is_inexact_transform(node: Node, function: Function) -> bool:
-    """Whether the error of a float32 transform exceeds the tolerance."""
     return find_dtype(node, 0, function) is DType.FLOAT32 and estimate_transform_error(node, function) > TOLERANCE
 
 
@@ -128,7 +127,6 @@ def _pads_to_same(node: Node) -> bool:
 
 
 def pads_dilated_to_same(node: Node, function: Function) -> bool:
-    """Whether the node has dilated windows and auto_pad=SAME."""
     return _pads_to_same(node) and any(dilation > 1 for dilation in node.attr("dilations", ()))
 
 
@@ -164,8 +162,11 @@ def has_mismatched_mask(node: Node, function: Function) -> bool:
     mask, queries, keys = (find_shape(node, index, function) for index in (3, 0, 1))  # attn_mask, Q, K
     if not mask or len(mask) < 2 or not queries or not keys:
         return False
-    past = (find_shape(node, 4, function) or (None, None)) if has_input(node, 4) else (0, 0)  # past_key
-    return _differ(mask[-2], queries[-2]) or _differ(mask[-1], _sum(keys[-2], past[-2]))
+    past_length: Dim = 0
+    if has_input(node, 4):
+        past_key = find_shape(node, 4, function)
+        past_length = past_key[-2] if past_key else None
+    return _differ(mask[-2], queries[-2]) or _differ(mask[-1], _sum(keys[-2], past_length))
 
 
 def _differ(first: Dim, second: Dim) -> bool:
@@ -195,9 +196,6 @@ def has_positive_weights_to_transform(node: Node, function: Function) -> bool:
     """Whether a TreeEnsembleClassifier with two classes transforms scores, and no weight is negative."""
     are_positive = all(weight >= 0 for weight in node.attr("class_weights", ()))
     return len(list_labels(node)) == 2 and node.attr("post_transform", "NONE") not in ("NONE", "PROBIT") and are_positive
-
-
-# ---------------------------------------------------------------------- issues
 
 
 _REDUCED = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
@@ -402,8 +400,6 @@ def find_known_issue(node: Node, function: Function) -> str | None:
     return reason and f"{LIBRARY} {reason}"
 
 
-# ---------------------------------------------------------------------- quantized operands
-
 QUANTIZING = frozenset({"Add", "Conv", "Mul"})
 """Operators that the library computes in integers only if their result is quantized: as QLinearAdd, QLinearConv, QLinearMul."""
 FOUR_BIT = frozenset({DType.INT4, DType.UINT4})
@@ -466,7 +462,10 @@ def has_exact_weights(function: Function) -> bool:
     def is_exact(name: str, holder: Function) -> bool:
         source = holder.producer(name)
         # A chain of operators on a constant, whose other inputs are constants, is a constant after folding.
-        while source is not None and source.op != "DequantizeLinear" and holder.constants.keys() >= {*source.inputs[1:]} - {""}:
+        while source is not None and source.op != "DequantizeLinear":
+            other_inputs = {operand for operand in source.inputs[1:] if operand}
+            if not other_inputs <= holder.constants.keys():
+                return False
             name = source.inputs[0] if source.inputs else ""
             source = holder.producer(name)
         return source is None and name not in {value.name for value in holder.inputs}

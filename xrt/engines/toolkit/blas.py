@@ -70,7 +70,6 @@ class BlasThreads:
 
     @property
     def calls(self) -> BlasCalls | None:
-        """The CBLAS functions of the first library that exports them."""
         return next((library.calls for library in self.libraries if library.calls), None)
 
     def enter(self, budget: int) -> int:
@@ -97,7 +96,7 @@ class BlasThreads:
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """A context manager that several threads can enter at the same time."""
+    """Limits BLAS to ``threads`` threads within a ``with`` block. Several threads can be in the block at the same time."""
 
     blas: BlasThreads
     threads: int
@@ -110,7 +109,7 @@ class _Limit:
 
 
 def blas_limit(threads: int) -> AbstractContextManager[None] | None:
-    """Return a context in which NumPy's BLAS uses at most ``threads`` threads; None if the user has not allowed it more anyway.
+    """Return a context in which NumPy's BLAS uses at most ``threads`` threads; None if the user's setting is not higher.
 
     For engines that compute with NumPy: create the context in `Executable.prepare` and enter it in `run`, from any number of
     threads. Entering and leaving take a few microseconds.
@@ -145,16 +144,18 @@ def _bind_library(controller: Any) -> BlasLibrary:
 
 
 def _find_cblas(library: ctypes.CDLL, prefix: str, suffix: str) -> BlasCalls | None:
-    addresses = [_find_address(library, f"{prefix}cblas_{name}{suffix}") for name in ("sgemm", "sgemv", "dgemm", "dgemv")]
-    if not all(addresses):
-        return None
-    return BlasCalls((addresses[0], addresses[1]), (addresses[2], addresses[3]), 64 if suffix else 32)
+    names = ("sgemm", "sgemv", "dgemm", "dgemv")
+    sgemm, sgemv, dgemm, dgemv = addresses = [_find_address(library, f"{prefix}cblas_{name}{suffix}") for name in names]
+    index_bits = 64 if suffix else 32
+    return BlasCalls((sgemm, sgemv), (dgemm, dgemv), index_bits) if all(addresses) else None
 
 
 def _find_address(library: ctypes.CDLL, symbol: str) -> int:
     """Find the address of a function; 0 if the library does not export it."""
     function = getattr(library, symbol, None)
-    return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
+    if function is None:
+        return 0
+    return ctypes.cast(function, ctypes.c_void_p).value or 0  # the value of a null pointer is None
 
 
 def _bind_function(library: ctypes.CDLL, symbol: str, result: Any, *arguments: Any) -> Any:

@@ -6,13 +6,9 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from xrt.graph import DType, Function, Node, TensorType
-
-if TYPE_CHECKING:
-    from xrt.graph import Constant, Dim, Shape
-
+from xrt.graph import Constant, Dim, DType, Function, Node, Shape, TensorType
 
 Predicate: TypeAlias = Callable[[Node, Function], bool]
 
@@ -42,7 +38,6 @@ def match_known_issue(issues: Iterable[KnownIssue], node: Node, function: Functi
 
 
 def always(node: Node, function: Function) -> bool:
-    """A predicate that is True for every node."""
     return True
 
 
@@ -109,8 +104,8 @@ def estimate_transform_error(node: Node, function: Function) -> float:
     numbers = [length for length in lengths if isinstance(length, int)]
     if not numbers or len(numbers) < len(lengths):
         return math.inf
-    # For lengths that are not powers of two, this is 1.5 times the measured error.
-    return max(1e-6 if length & (length - 1) == 0 else 3e-7 * length for length in numbers)
+    # A power of two has one bit. For other lengths, this is 1.5 times the measured error.
+    return max(1e-6 if length.bit_count() <= 1 else 3e-7 * length for length in numbers)
 
 
 def _list_dft_lengths(node: Node, function: Function) -> tuple[Dim, ...]:
@@ -124,12 +119,15 @@ def _list_dft_lengths(node: Node, function: Function) -> tuple[Dim, ...]:
     shape = find_shape(node, 0, function) or ()
     if is_short_time:
         # The window has the length of a frame. Without a window, a frame is at most as long as the signal.
-        return (find_shape(node, 2, function) or shape[1:2])[:1]
-    if has_input(node, length_index) or not shape:
+        window_shape = find_shape(node, 2, function)
+        return window_shape[:1] if window_shape else shape[1:2]
+    has_computed_length = has_input(node, length_index)
+    if has_computed_length or not shape:
         return ()
-    if not has_input(node, 2):
-        is_attribute = function.opsets.get("", 0) < DFT_AXIS_INPUT_OPSET
-        return (shape[node.attr("axis", 1) if is_attribute else -2],)
-    axis = find_constant_input(node, 2, function)
-    # If the axis is computed at run time, it may be any except the last one.
-    return shape[:-1] if axis is None else (shape[int(axis.array)],)
+    if has_input(node, 2):
+        axis = find_constant_input(node, 2, function)
+        # If the axis is computed at run time, it may be any except the last one.
+        return shape[:-1] if axis is None else (shape[int(axis.array)],)
+    is_attribute = function.opsets.get("", 0) < DFT_AXIS_INPUT_OPSET
+    axis_index = node.attr("axis", 1) if is_attribute else -2
+    return (shape[axis_index],)

@@ -97,25 +97,25 @@ class AllocationTracker:
         """The allocated bytes. None if the C library does not report them, the block failed, or a block is still active."""
 
     def __enter__(self) -> Self:
-        tracker = AllocationTracker
-        with tracker._lock:
-            if not tracker._active_blocks:
-                tracker._bytes_before = _count_allocated_bytes()
-                tracker._finished = []
-            tracker._active_blocks += 1
+        shared = AllocationTracker
+        with shared._lock:
+            if not shared._active_blocks:
+                shared._bytes_before = _count_allocated_bytes()
+                shared._finished = []
+            shared._active_blocks += 1
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        tracker = AllocationTracker
-        with tracker._lock:
-            tracker._active_blocks -= 1
+        shared = AllocationTracker
+        with shared._lock:
+            shared._active_blocks -= 1
             # A failed block has freed its memory.
             if error is None:
-                tracker._finished.append(self)
+                shared._finished.append(self)
             bytes_after = _count_allocated_bytes()
-            if not tracker._active_blocks and bytes_after is not None and tracker._bytes_before is not None:
-                growth = max(0, bytes_after - tracker._bytes_before)
-                total_weight = sum(finished.weight for finished in tracker._finished)
-                for finished in tracker._finished:
-                    finished.nbytes = growth * finished.weight // total_weight
-                tracker._finished = []
+            if not shared._active_blocks and bytes_after is not None and shared._bytes_before is not None:
+                growth = max(0, bytes_after - shared._bytes_before)
+                total_weight = sum(tracker.weight for tracker in shared._finished)
+                for tracker in shared._finished:
+                    tracker.nbytes = growth * tracker.weight // total_weight
+                shared._finished = []

@@ -33,41 +33,40 @@ def assign_offsets(ranges: Sequence[LiveRange]) -> int:
     Buffers are placed in order of their first step, the largest first, each in the smallest gap that is large enough (best fit).
     Time O(n log n), plus a search through the gaps for each buffer.
     """
-    gaps: list[tuple[int, int]] = []  # (start, size), sorted; adjacent gaps are merged
+    gaps: list[tuple[int, int]] = []  # (start, stop), sorted; adjacent gaps are merged
     end = 0
-    live: list[tuple[int, int, int]] = []  # (last step, start, size), a heap
+    live: list[tuple[int, int, int]] = []  # (last step, start, stop), a heap
     for buffer in sorted(ranges, key=lambda buffer: (buffer.first, -buffer.nbytes)):
         # Free the buffers that are no longer needed.
         while live and live[0][0] < buffer.first:
-            _, start, size = heappop(live)
-            _free(gaps, start, size)
+            _, start, stop = heappop(live)
+            _free(gaps, start, stop)
         size = -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT  # rounded up
-        large_gaps = [gap for gap in gaps if gap[1] >= size]
+        large_gaps = [(stop - start, start) for start, stop in gaps if stop - start >= size]
         if large_gaps:
-            gap_start, gap_size = min(large_gaps, key=lambda gap: (gap[1], gap[0]))
-            gaps.remove((gap_start, gap_size))
-            buffer.offset = gap_start
-            _free(gaps, gap_start + size, gap_size - size)
+            gap_size, buffer.offset = min(large_gaps)
+            gap_stop = buffer.offset + gap_size
+            gaps.remove((buffer.offset, gap_stop))
+            _free(gaps, buffer.offset + size, gap_stop)
         else:
             # If there is a gap at the end of the arena, extend it.
-            buffer.offset = gaps.pop()[0] if gaps and sum(gaps[-1]) == end else end
+            buffer.offset = gaps.pop()[0] if gaps and gaps[-1][1] == end else end
             end = buffer.offset + size
-        heappush(live, (buffer.last, buffer.offset, size))
+        heappush(live, (buffer.last, buffer.offset, buffer.offset + size))
     return end
 
 
-def _free(gaps: list[tuple[int, int]], start: int, size: int) -> None:
+def _free(gaps: list[tuple[int, int]], start: int, stop: int) -> None:
     """Add a block to the sorted gaps, and merge it with adjacent gaps."""
-    if not size:
+    if start == stop:
         return
-    index = bisect_left(gaps, (start, 0))
-    if index < len(gaps) and gaps[index][0] == start + size:
-        size += gaps.pop(index)[1]
-    if index and sum(gaps[index - 1]) == start:
+    index = bisect_left(gaps, (start, start))
+    if index < len(gaps) and gaps[index][0] == stop:
+        _, stop = gaps.pop(index)
+    if index and gaps[index - 1][1] == start:
         index -= 1
-        start, previous_size = gaps.pop(index)
-        size += previous_size
-    gaps.insert(index, (start, size))
+        start, _ = gaps.pop(index)
+    gaps.insert(index, (start, stop))
 
 
 def compute_peak_of_values(function: Function) -> int | None:
@@ -77,7 +76,9 @@ def compute_peak_of_values(function: Function) -> int | None:
     not count. Linear time.
     """
     outputs = {value.name for value in function.outputs}
-    last_use = {name: i for i, node in enumerate(function.nodes) for name in (*node.defined_names, *node.uses)}
+    last_use: dict[str, int] = {}
+    for i, node in enumerate(function.nodes):
+        last_use.update(dict.fromkeys((*node.defined_names, *node.uses), i))
     # The change of the total at each node: a size is added at the definition, and subtracted after the last use.
     change = [0] * (len(function.nodes) + 1)
     for i, node in enumerate(function.nodes):

@@ -13,7 +13,6 @@ from xrt.engines.contract.options import CompileContext
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-
 REFERENCE = "toy{native=off}"
 """The spec of the reference engine. Without native kernels, its results are the same on every machine."""
 

@@ -38,18 +38,21 @@ def _find_sizes(node: Node, function: Function) -> tuple[Sizes, Sizes, Sizes] | 
     are_dequantized = producer is not None and producer.op == "DequantizeLinear"
     if weights in function.constants or are_dequantized or function.opset() < MIN_OPSET:
         return None
-    shapes, itemsize = list[Sizes](), 0
+    shapes: list[Sizes] = []
+    itemsize = 0
     for name in (*node.inputs, node.outputs[0]):
         type_ = function.get_type(name)
         if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype not in (DType.FLOAT32, DType.FLOAT64):
             return None
         itemsize = type_.dtype.numpy.itemsize
-        shapes.append(tuple(extent for extent in type_.shape if isinstance(extent, int)))
-        has_symbolic_dims = len(shapes[-1]) != len(type_.shape)
-        if has_symbolic_dims or 0 in shapes[-1]:
+        sizes = tuple(extent for extent in type_.shape if isinstance(extent, int))
+        has_symbolic_dims = len(sizes) != len(type_.shape)
+        if has_symbolic_dims or 0 in sizes:
             return None
+        shapes.append(sizes)
     x, w, y = shapes
-    positions, window_size = math.prod(y[2:]), math.prod(w[2:])
+    positions = math.prod(y[2:])
+    window_size = math.prod(w[2:])
     columns_bytes = positions * math.prod(x[:2]) * window_size * itemsize
     is_small = positions <= MAX_OUTPUT_POSITIONS and positions < window_size and columns_bytes <= MAX_COLUMNS_BYTES
     return (x, w, y) if is_small else None
@@ -57,17 +60,21 @@ def _find_sizes(node: Node, function: Function) -> tuple[Sizes, Sizes, Sizes] | 
 
 def _write_product(writer: NodeWriter) -> str | None:
     """Multiply the weights (M, C * window size) by the im2col matrix (positions * N, C * window size); transpose the result."""
-    if (sizes := _find_sizes(writer.node, writer.function)) is None:
+    node = writer.node
+    sizes = _find_sizes(node, writer.function)
+    if sizes is None:
         return None
     x, w, y = sizes
-    node, axes = writer.node, len(x) - 2
-    strides, dilations = (node.attr(name) or (1,) * axes for name in ("strides", "dilations"))
+    axes = len(x) - 2
+    strides = node.attr("strides") or (1,) * axes
+    dilations = node.attr("dilations") or (1,) * axes
     pads = node.attr("pads") or (0,) * (2 * axes)
     source = writer.x
     if any(pads):
         # Batch and channels are not padded.
         source = writer.op("Pad", source, writer.integers([0, 0, *pads[:axes], 0, 0, *pads[axes:]]))
-    spatial_axes, steps = writer.integers(range(2, 2 + axes)), writer.integers(dilations)
+    spatial_axes = writer.integers(range(2, 2 + axes))
+    steps = writer.integers(dilations)
     slices = []
     for position in product(*map(range, y[2:])):
         starts = [coordinate * stride for coordinate, stride in zip(position, strides, strict=True)]
@@ -76,7 +83,8 @@ def _write_product(writer: NodeWriter) -> str | None:
     windows = slices[0] if len(slices) == 1 else writer.op("Concat", *slices, axis=0)
     columns = writer.op("Reshape", windows, writer.integers([-1, math.prod(w[1:])]))
     weights = writer.op("Reshape", node.inputs[1], writer.integers([w[0], -1]))
-    unflattened = writer.op("Reshape", writer.op("Gemm", weights, columns, transB=1), writer.integers([w[0], *y[2:], x[0]]))
+    flat = writer.op("Gemm", weights, columns, transB=1)
+    unflattened = writer.op("Reshape", flat, writer.integers([w[0], *y[2:], x[0]]))
     return writer.op("Transpose", unflattened, perm=[1 + axes, 0, *range(1, 1 + axes)])
 
 

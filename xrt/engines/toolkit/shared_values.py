@@ -31,7 +31,6 @@ def put_value(buffer: SharedBuffer, value: Any) -> Any:
 
 
 def put_values(buffer: SharedBuffer, values: Sequence[Any]) -> list[Any]:
-    """Copy values to shared memory. Returns the records for `read_values`."""
     return [put_value(buffer, value) for value in values]
 
 
@@ -66,7 +65,6 @@ def read_value(memory: memoryview, record: Any) -> Any:
 
 
 def read_values(memory: memoryview, record: Sequence[Any]) -> list[Any]:
-    """Read the values of records, as `read_value` does."""
     return [read_value(memory, item) for item in record]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Self, TypeAlias
 
+from xrt.engines.toolkit.known_issues import has_input
 from xrt.graph import Attribute, Constant, Function, Node, Shape, TensorType, Type, Value, may_equal, since_version
 from xrt.operators import Trait, find_constant, list_operators
 from xrt.passes import infer_shapes
@@ -42,7 +43,6 @@ class LibrarySupport:
     checks bodies."""
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        """Explain why the node is not supported; None if it is."""
         if reason := self.why_not_by_rules(node, function):
             return reason
         if node.bodies and self.close_body is not None:
@@ -142,10 +142,7 @@ class NodeQuery:
         version: int | None = None,
         outputs: Collection[str] | None = None,
     ) -> Self:
-        """Make the query for a node.
-
-        ``limit`` is the maximum number of elements of constants. ``outputs`` are the required outputs, by default all.
-        """
+        """Make the query. Constants have at most ``limit`` elements. ``outputs`` are the required outputs, by default all."""
         required = node.outputs if outputs is None else outputs
         inputs = [
             (find_small_constant(name, function, limit) or function.get_type(name)) if name else None
@@ -163,7 +160,6 @@ class NodeQuery:
 
     @property
     def required_types(self) -> tuple[Type | None, ...]:
-        """The types of the required outputs."""
         return tuple(output[0] for output in self.outputs if output is not None)
 
     def to_function(self) -> Function:
@@ -198,7 +194,6 @@ ELEMENTWISE = list_operators(Trait.ELEMENTWISE)
 
 
 def has_symbolic_dims(node: Node, function: Function) -> bool:
-    """Whether an input or a captured value has a symbolic dim."""
     types = [function.get_type(name) for name in node.uses]
     return any(isinstance(type_, TensorType) and not type_.is_static for type_ in types)
 
@@ -249,7 +244,7 @@ def _find_shape(name: str, function: Function) -> Shape | None:
 
 
 def _get_constant(node: Node, index: int, function: Function) -> Constant | None:
-    return find_small_constant(node.inputs[index], function) if index < len(node.inputs) and node.inputs[index] else None
+    return find_small_constant(node.inputs[index], function) if has_input(node, index) else None
 
 
 def _are_fixed(*shapes: Shape) -> bool:

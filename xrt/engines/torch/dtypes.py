@@ -21,6 +21,7 @@ from xrt.engines.toolkit.libraries import shorten
 from xrt.engines.toolkit.memory import make_writable_alias
 from xrt.graph import DType
 
+MAX_SUMMARY_LENGTH = 160
 NATIVE = {
     DType.BOOL: torch.bool,
     DType.UINT8: torch.uint8,
@@ -103,9 +104,6 @@ def make_to_numpy(dtype: DType) -> Callable[[torch.Tensor], np.ndarray[Any, Any]
 def get_decoded_values(dtype: DType) -> torch.Tensor:
     """Get the float32 value of each of the 256 uint8 codes of a coded type."""
     return torch.from_numpy(np.arange(256, dtype=np.uint8).view(dtype.numpy).astype(np.float32))
-
-
-MAX_SUMMARY_LENGTH = 160
 
 
 def summarize_error(cause: BaseException) -> str:

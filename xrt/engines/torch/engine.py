@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext
     from xrt.graph import Function, Node
 
-
 # PyTorch takes seconds to import, so that waits for the first node. Whether it is installed must be known now.
 if find_spec("torch") is None:
     raise ModuleNotFoundError("No module named 'torch'", name="torch")

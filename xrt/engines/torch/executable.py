@@ -22,7 +22,6 @@ from xrt.graph import OptionalType, SequenceType, TensorType, Type
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-
 _GENERATION = get_generation()
 """The generation of the process that imported this module. A forked child has a later generation, and no OpenMP threads."""
 
@@ -35,7 +34,8 @@ def _find_thread_setters() -> tuple[Callable[[int], Any], Callable[[int], Any]]:
     """
     lib = Path(torch.__file__).parent / "lib"
     try:
-        omp = ctypes.CDLL(str(next(iter(sorted(lib.glob("libgomp*")))))).omp_set_num_threads
+        path = next(iter(sorted(lib.glob("libgomp*"))))
+        omp = ctypes.CDLL(str(path)).omp_set_num_threads
     except (StopIteration, OSError, AttributeError):
         return torch.set_num_threads, lambda count: 0
     try:

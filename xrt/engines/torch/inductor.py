@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext
 
 
+_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+
+
 @cache
 def why_no_cxx_compiler() -> str | None:
     """Explain that the C++ compiler that Inductor needs is not installed; None if it is."""
@@ -53,9 +56,6 @@ def why_no_cxx_compiler() -> str | None:
     if shutil.which(compiler) is not None:
         return None
     return f"mode=inductor compiles C++, and there is no {compiler}: install it, or name another by the variable CXX"
-
-
-_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def why_not(node: Node, function: Function) -> str | None:
@@ -124,7 +124,6 @@ class ProgramModule(torch.nn.Module):  # type: ignore[misc]  # torch has no type
             self.register_buffer(f"constant{slot}", program.template[slot])
 
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
-        """Compute the outputs of the program, with the buffers in place of its constants."""
         template = list(self.program.template)
         for slot in self.slots:
             template[slot] = getattr(self, f"constant{slot}")
@@ -214,7 +213,6 @@ def compile_function(function: Function, context: CompileContext) -> memoryview:
 _USER_PREFIXES = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "TORCH_COMPILE_")
 """Prefixes of environment variables that configure the user's own compiles. The subprocess removes these variables, because XRT's
 cache key does not contain them."""
-
 INDUCTOR_SETTINGS: dict[str, Any] = {
     "freezing": True,
     "compile_threads": 1,
@@ -269,7 +267,10 @@ def _make_export_dims(type_: Type | None, dims: dict[str, Any]) -> dict[int, Any
 def _list_python_calls(folder: Path) -> set[str]:
     """List the operators without a C interface, which the code calls through Python. Inductor writes them to JSON files."""
     files = [file for file in folder.rglob("*.json") if not file.name.endswith("_metadata.json")]
-    return {entry["node"]["target"] for file in files for entry in json.loads(file.read_text())["nodes"]}
+    targets: set[str] = set()
+    for file in files:
+        targets.update(entry["node"]["target"] for entry in json.loads(file.read_text())["nodes"])
+    return targets
 
 
 def main(handle: str) -> None:
@@ -318,8 +319,8 @@ class InductorLibrary:
         capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))
         inputs = (ctypes.c_void_p * len(capsules))(*(_get_pointer(capsule, None) for capsule in capsules))
         outputs = self._output_array()
-        counts = ctypes.c_size_t(len(inputs)), ctypes.c_size_t(len(outputs))
-        self._check(self._run(self._container, inputs, counts[0], outputs, counts[1], None, None))
+        num_inputs, num_outputs = ctypes.c_size_t(len(inputs)), ctypes.c_size_t(len(outputs))
+        self._check(self._run(self._container, inputs, num_inputs, outputs, num_outputs, None, None))
         capsules = [_make_capsule(pointer, None, None) for pointer in outputs]
         return list(torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules))
 
@@ -330,7 +331,6 @@ class InductorLibrary:
             raise RuntimeError((message.value or b"").decode(errors="replace"))
 
     def close(self) -> None:
-        """Unload the library."""
         self._code.AOTInductorModelContainerDelete(self._container)
         dlclose(self._code._handle)
 
@@ -346,17 +346,14 @@ class InductorExecutable(TorchExecutable):
             self._library = InductorLibrary(Path(file.name))
         super().__init__(self._call_library, function, context.threads)
         self.data = data
-        self._dynamic_axes = [
-            (index, axis)
-            for index, value in enumerate(function.inputs)
-            for axis, dim in enumerate(getattr(value.type, "shape", None) or ())
-            if not isinstance(dim, int)
-        ]
+        self._dynamic_axes: list[tuple[int, int]] = []
         """(Input index, axis) of each symbolic or unknown dim."""
+        for index, value in enumerate(function.inputs):
+            shape = getattr(value.type, "shape", None) or ()
+            self._dynamic_axes += [(index, axis) for axis, dim in enumerate(shape) if not isinstance(dim, int)]
 
     @cached_property
     def _kernels(self) -> TensorProgram:
-        """The Function as a program of kernels, built on first use."""
         return make_program(self.function)
 
     def _call_library(self, inputs: Sequence[Any]) -> list[Any]:
@@ -374,5 +371,4 @@ class InductorExecutable(TorchExecutable):
         return (MemoryUse("packed weights", len(self.data), why), *super().memory())
 
     def close(self) -> None:
-        """Unload the library."""
         self._library.close()

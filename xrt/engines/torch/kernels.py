@@ -38,7 +38,6 @@ class TorchKernelContext(KernelContext):
 
 
 Factory: TypeAlias = Callable[[TorchKernelContext], Run]
-
 ops = shared.extend("torch", eager)
 """The table of kernels: the shared kernels, and the kernels of this module, which have a higher priority."""
 
@@ -179,7 +178,10 @@ def constant(ctx: TorchKernelContext) -> Run:
 @overrides("ConstantOfShape", host=(0,))
 def constant_of_shape(ctx: TorchKernelContext) -> Run:
     fill = ctx.attr("value")
-    scalar = torch.zeros((), dtype=torch.float32) if fill is None else make_from_numpy(fill.dtype)(fill.array).reshape(())
+    if fill is None:
+        scalar = torch.zeros((), dtype=torch.float32)
+    else:
+        scalar = make_from_numpy(fill.dtype)(fill.array).reshape(())
     return lambda shape: scalar.expand(shape.tolist()).clone()
 
 
@@ -193,8 +195,10 @@ def layer_normalization(ctx: TorchKernelContext) -> Run:
         extents = x.shape[axis % x.ndim :]
         has_full_shape = scale.shape == extents and (bias is None or bias.shape == extents)
         # PyTorch's kernel may overflow if it normalizes over a single element.
-        is_supported = has_full_shape and x.dtype is stash_dtype is torch.float32 and extents.numel() > 1
-        return torch.native_layer_norm(x, extents, scale, bias, epsilon) if is_supported else general(x, scale, bias)
+        is_float32 = x.dtype is torch.float32 and stash_dtype is torch.float32
+        if has_full_shape and is_float32 and extents.numel() > 1:
+            return torch.native_layer_norm(x, extents, scale, bias, epsilon)
+        return general(x, scale, bias)
 
     return run
 
@@ -248,9 +252,7 @@ def _is_weight_gradient(x: Tensor, placement: Placement) -> bool:
     if not is_supported or not 0 < 4 * prod(placement.positions) <= window.size or any(n < 0 for n in placement.begins):
         return False
     axes = zip(
-        *(placement.begins, placement.extents, placement.positions),
-        *(window.kernel, window.dilations, window.strides),
-        strict=True,
+        placement.begins, placement.extents, placement.positions, window.kernel, window.dilations, window.strides, strict=True
     )
     for begin, extent, count, kernel, dilation, stride in axes:
         padded = begin + extent + begin
@@ -270,12 +272,12 @@ def _compute_weight_gradient(x: Tensor, w: Tensor, placement: Placement) -> Tens
     source, gradient = x.transpose(0, 1), w.transpose(0, 1)
     weights = source.new_empty((gradient.shape[1], source.shape[1], *placement.positions))
     strides, padding, dilations = list(window.dilations), list(placement.begins), list(window.strides)
-    # Not transposed, without output padding, in one group.
-    options = False, [0] * len(placement.positions), 1
+    is_transposed, output_padding, groups = False, [0] * len(placement.positions), 1
     # Of the gradients of input, weights and bias compute only that of the weights.
     mask = [False, True, False]
     backward = torch.ops.aten.convolution_backward
-    _, result, _ = backward(gradient, source, weights, None, strides, padding, dilations, *options, mask)
+    options = (strides, padding, dilations, is_transposed, output_padding, groups)
+    _, result, _ = backward(gradient, source, weights, None, *options, mask)
     return result.transpose(0, 1)
 
 
@@ -351,7 +353,8 @@ class PyTorchLayer:
         states = [zeros if state is None else self._swap_batch_axis(state).contiguous() for state in initial]
         # One layer, no dropout, no training.
         options = bias is not None, 1, 0.0, False, directions == 2, False
-        y, *last = self._call(x, states if self._op == "LSTM" else states[0], self._reorder_weights(w, r, bias), *options)
+        first_states = states if self._op == "LSTM" else states[0]
+        y, *last = self._call(x, first_states, self._reorder_weights(w, r, bias), *options)
         y = (y.flip(0) if is_reversed else y).unflatten(2, (directions, hidden))
         y = y.transpose(0, 1) if self._batch_first else y.transpose(1, 2)
         return y, *map(self._swap_batch_axis, last)
@@ -517,10 +520,10 @@ def _quantize(ratio: Tensor, zero: Tensor, to: DType, saturate: bool = True) -> 
 def quantize_linear(ctx: TorchKernelContext) -> Run:
     axis, block, saturate = ctx.attr("axis", 1), ctx.attr("block_size", 0), bool(ctx.attr("saturate", 1))
     to = ctx.input_dtype(2) or ctx.get_dtype_attribute("output_dtype") or DType.UINT8
-    precision, scaled = ctx.get_torch_dtype_attribute("precision"), ctx.input_dtype(1)
+    precision, scale_dtype = ctx.get_torch_dtype_attribute("precision"), ctx.input_dtype(1)
 
     def run(x: Tensor, scale: Tensor, zero: Tensor = None) -> Tensor:
-        scale = decode(scale, scaled)
+        scale = decode(scale, scale_dtype)
         dtype = precision or scale.dtype
         ratio = x.to(dtype) / broadcast_parameters(TORCH, scale, x, axis, block).to(dtype)
         return _quantize(ratio, None if zero is None else broadcast_parameters(TORCH, zero, x, axis, block), to, saturate)
@@ -531,10 +534,11 @@ def quantize_linear(ctx: TorchKernelContext) -> Run:
 @overrides("DequantizeLinear")
 def dequantize_linear(ctx: TorchKernelContext) -> Run:
     axis, block = ctx.attr("axis", 1), ctx.attr("block_size", 0)
-    source, scaled, declared = ctx.input_dtype(0), ctx.input_dtype(1), ctx.get_torch_dtype_attribute("output_dtype")
+    source, scale_dtype = ctx.input_dtype(0), ctx.input_dtype(1)
+    declared = ctx.get_torch_dtype_attribute("output_dtype")
 
     def run(x: Tensor, scale: Tensor, zero: Tensor = None) -> Tensor:
-        wide, scale = decode(x, source).float(), decode(scale, scaled)
+        wide, scale = decode(x, source).float(), decode(scale, scale_dtype)
         if zero is not None:
             wide = wide - broadcast_parameters(TORCH, decode(zero, source).float(), x, axis, block)
         return (wide * broadcast_parameters(TORCH, scale, x, axis, block).float()).to(declared or scale.dtype)
@@ -562,18 +566,15 @@ def _fourier_transform(ctx: TorchKernelContext, x: Tensor, length: int | None, a
 
     The last axis of ``x`` contains the real part, or the real and the imaginary part.
     """
-    axis, onesided, inverse = axis % x.ndim, ctx.attr("onesided", 0), ctx.attr("inverse", 0)
-    signal = _to_complex(x)
+    axis %= x.ndim
+    onesided, inverse = ctx.attr("onesided", 0), ctx.attr("inverse", 0)
+    real, *imaginary = x.double().unbind(-1)
+    signal = torch.complex(real, imaginary[0] if imaginary else torch.zeros_like(real))
     n = length or x.shape[axis]
     if onesided and inverse:
         return torch.fft.irfft(signal, n=length, dim=axis)[..., None].to(x.dtype)
-    y = (torch.fft.ifft if inverse else torch.fft.fft)(signal, n=n, dim=axis)
+    transform = torch.fft.ifft if inverse else torch.fft.fft
+    y = transform(signal, n=n, dim=axis)
     if onesided:
         y = y.narrow(axis, 0, n // 2 + 1)
     return torch.view_as_real(y).to(x.dtype)
-
-
-def _to_complex(x: Tensor) -> Tensor:
-    """Combine the real and imaginary parts in the last axis to complex numbers. A missing imaginary part is zero."""
-    real, *imaginary = x.double().unbind(-1)
-    return torch.complex(real, imaginary[0] if imaginary else torch.zeros_like(real))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from xrt.graph import DType
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import Advance, States
     from xrt.operators.windows import Placement, Window
-
 
 Tensor = Any
 """A tensor of PyTorch."""
@@ -49,7 +49,9 @@ def make_nonnegative(indices: Tensor, extent: int) -> Tensor:
 
 
 def _list_axes(x: Tensor, axis: Axes) -> list[int]:
-    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+    if axis is None:
+        return list(range(x.ndim))
+    axes = (axis,) if isinstance(axis, int) else axis
     return [index % x.ndim for index in axes]
 
 
@@ -130,7 +132,9 @@ class TorchNamespace:
         return x
 
     def squeeze(self, x: Tensor, axis: Axes = None) -> Tensor:
-        return x.squeeze() if axis is None else x.squeeze(axis if isinstance(axis, int) else tuple(axis))
+        if axis is None:
+            return x.squeeze()
+        return x.squeeze(axis if isinstance(axis, int) else tuple(axis))
 
     def flip(self, x: Tensor, axis: int) -> Tensor:
         return x.flip(axis)
@@ -152,10 +156,11 @@ class TorchNamespace:
         if not any(begin or end for begin, end in remaining):
             return x
         if mode == "constant":
-            return functional.pad(x, [n for pair in reversed(remaining) for n in pair], value=value)
+            return functional.pad(x, list(chain.from_iterable(reversed(remaining))), value=value)  # from the last axis on
         for axis, (begin, end) in enumerate(remaining):
             if begin or end:
-                x = x.index_select(axis, _map_padded_indices(torch.arange(-begin, x.shape[axis] + end), x.shape[axis], mode))
+                positions = torch.arange(-begin, x.shape[axis] + end)
+                x = x.index_select(axis, _map_padded_indices(positions, x.shape[axis], mode))
         return x
 
     def maximum(self, a: Tensor, b: Any, out: Tensor = None) -> Tensor:
@@ -254,10 +259,10 @@ class TorchNamespace:
         placement = window.place(x.shape[2:])
         # PyTorch's convolution pads both ends of an axis equally. Other pads are applied beforehand.
         has_equal_pads = placement.begins == placement.ends and all(n >= 0 for n in placement.begins)
-        pads = placement.begins if has_equal_pads else (0,) * len(placement.begins)
-        return call(
-            x if has_equal_pads else pad_windows(self, placement, x, 0), w, bias, window.strides, pads, window.dilations, group
-        )
+        if has_equal_pads:
+            return call(x, w, bias, window.strides, placement.begins, window.dilations, group)
+        no_pads = (0,) * len(placement.begins)
+        return call(pad_windows(self, placement, x, 0), w, bias, window.strides, no_pads, window.dilations, group)
 
     def sum_windows(self, x: Tensor, placement: Placement) -> Tensor:
         padded, window = pad_windows(self, placement, x, 0), placement.window
@@ -280,7 +285,8 @@ class TorchNamespace:
         self, gates: Tensor, states: States, lengths: Tensor, backwards: bool, advance: Advance
     ) -> tuple[Tensor, States]:
         history: list[Tensor] = []
-        for time in reversed(range(len(gates))) if backwards else range(len(gates)):
+        times = range(len(gates))
+        for time in times[::-1] if backwards else times:
             following = advance(gates[time], states)
             if lengths is None:
                 states = following

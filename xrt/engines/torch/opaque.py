@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from xrt.engines.torch.kernels import TorchKernelContext
     from xrt.engines.torch.namespace import Tensor
 
-
 _OPERATOR_NAME = re.compile(r"(\w+)::(\w+)\.(\w+)", re.ASCII)
 _BUILTIN_NAMESPACES = frozenset({"aten", "prims"})
 """Namespaces of PyTorch's own operators that models may call."""
@@ -75,11 +74,12 @@ def _find_operator(name: str) -> Any:
             f"a model may not call the operator {name}, only operators of aten and prims, "
             "and those that this process registers by torch.library"
         )
-    function = getattr(getattr(getattr(torch.ops, namespace), operator, None), overload, None)
+    packet = getattr(getattr(torch.ops, namespace), operator, None)
+    function = getattr(packet, overload, None)
     if not isinstance(function, torch._ops.OpOverload):
         raise CompileRefused(f"a model may not call the operator {name}, because it exists only in TorchScript")
-    if why := _why_not_callable(function._schema):
-        raise CompileRefused(f"a model may not call the operator {name}: {why}")
+    if reason := _why_not_callable(function._schema):
+        raise CompileRefused(f"a model may not call the operator {name}: {reason}")
     return function
 
 
@@ -142,7 +142,9 @@ def _to_tensor(result: Any) -> Tensor:
     """Convert a result, such as a Python number, to a tensor. Lazy conjugation and negation are computed; None stays None."""
     if isinstance(result, torch.Tensor):
         return result.resolve_conj().resolve_neg()
-    return None if result is None else torch.tensor(result, dtype=torch.float64 if isinstance(result, float) else None)
+    if result is None:
+        return None
+    return torch.tensor(result, dtype=torch.float64 if isinstance(result, float) else None)
 
 
 def _check_result(operator: str, index: int, result: Tensor, declared: Type | None) -> None:

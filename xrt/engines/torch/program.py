@@ -92,7 +92,6 @@ def make_program(function: Function, packed_weights: list[torch.Tensor] | None =
     packed: list[torch.Tensor] = [] if packed_weights is None else packed_weights
 
     def make_inner(inner: Function) -> TensorProgram:
-        """Build the program of a body or a decomposition."""
         program = make_program(inner, packed)
         constant_addresses.update(program.constants)
         return program
@@ -171,10 +170,10 @@ def _bind_constants(run: Run, host: Sequence[int], ctx: TorchKernelContext) -> R
         return run
 
     def call(*inputs: Any) -> Any:
-        values = list(inputs)
+        arguments = list(inputs)
         for i, array in constants.items():
-            values[i] = array
-        return run(*values)
+            arguments[i] = array
+        return run(*arguments)
 
     return call
 

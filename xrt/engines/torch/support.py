@@ -19,7 +19,6 @@ from xrt.passes import find_decomposition
 
 
 def why_not(node: Node, function: Function) -> str | None:
-    """Explain why PyTorch does not support the node in isolation; None if it does."""
     return _SUPPORT.why_not(node, function)
 
 

@@ -81,12 +81,10 @@ class Toy(GraphCompiler):
         open_bundled(self.libraries, with_shipped=False)
 
     def version(self) -> str:
-        """List the versions of XRT and of the libraries that may affect results, and the hashes of native libraries."""
         native = [f"native {library.signature}" for library in self._list_libraries()] or ["no native kernels"]
         return ", ".join([*_list_versions(), *native])
 
     def available_devices(self) -> tuple[str, ...]:
-        """List the devices that this installation supports: ``cpu``, and ``cuda`` if CuPy is installed."""
         return self.devices if find_spec("cupy") is not None else ("cpu",)
 
     def missing_features(self) -> str:
@@ -174,7 +172,8 @@ class _Compiler:
 
     def _has_native_kernel(self, function: Function) -> bool:
         """Whether there is a node that a native kernel may support when the shapes are known."""
-        function, selection = _infer_types(function), self._selection
+        function = _infer_types(function)
+        selection = self._selection
         return any(selection.can_join_chain(node, function) or selection.find_native(node, function) for node in function.nodes)
 
     def _make_kernel(self, node: Node, function: Function) -> StepKernel:
@@ -182,8 +181,7 @@ class _Compiler:
         kernel = self._selection.find_python(node, function)
         if isinstance(kernel, str):
             return StepKernel(self._make_native_kernel(node, function, kernel))
-        on_device = self._accelerator is not None and bool(node.device)
-        module = self._accelerator.xp if self._accelerator and on_device else np
+        module = self._accelerator.xp if self._accelerator and node.device else np
         ctx = KernelContext(node, function, get_namespace(module), self._compile_body)
         if isinstance(kernel, Kernel):
             return StepKernel(kernel.code(node, ctx), kernel.mutable, host=kernel.host)
@@ -211,7 +209,6 @@ class _Compiler:
 
 
 def _infer_types(function: Function) -> Function:
-    """Infer the shapes of all values, unless they are known."""
     # Most Functions that XRT compiles have all types already, and inference takes milliseconds.
     has_static_types = all(is_static(function.get_type(name)) for node in function.nodes for name in node.defined_names)
     return function if has_static_types else infer_shapes(function)

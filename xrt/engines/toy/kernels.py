@@ -22,10 +22,7 @@ from xrt.graph import DType
 
 ops = shared.extend("toy", eager, numpy_only)
 """All kernels of `xrt.engines.kernels`."""
-
-
 Array = np.ndarray[Any, Any]
-
 MIN_THREADED_WORK = 1 << 20
 """A matrix product with fewer multiplications (about 20 us) is computed on the calling thread, because waking others takes
 longer."""
@@ -85,6 +82,7 @@ def multiply(xp: Any, a: Array, b: Array) -> Array:
 
 
 _NUMPY = ArrayNamespace(np, multiply)
+_BFLOAT16 = DType.BFLOAT16.numpy
 
 
 class DeviceNamespace(ArrayNamespace):
@@ -103,9 +101,6 @@ class DeviceNamespace(ArrayNamespace):
         result = self.module.where(condition, a, b)
         dtypes = {x.dtype for x in (a, b) if hasattr(x, "dtype")}
         return result.astype(_BFLOAT16) if dtypes == {_BFLOAT16} else result  # type: ignore[no-any-return]  # an array module's
-
-
-_BFLOAT16 = DType.BFLOAT16.numpy
 
 
 def get_namespace(module: Any) -> ArrayNamespace:

@@ -39,14 +39,15 @@ class Segments:
     def __init__(self, function: Function, tapes: Mapping[str, NativeTape]) -> None:
         self.function = function
         self.tapes = dict(tapes)
-        """The tapes by node name."""
 
     def make_executable(self) -> NativeExecutable | None:
         """Make the executable of a single native call if one tape computes the whole Function; None if it does not."""
         if len(self.function.nodes) != 1 or not self.tapes:
             return None
-        (node,), (tape,) = self.function.nodes, self.tapes.values()
-        inputs, outputs = (tuple(v.name for v in values) for values in (self.function.inputs, self.function.outputs))
+        (node,) = self.function.nodes
+        (tape,) = self.tapes.values()
+        inputs = tuple(value.name for value in self.function.inputs)
+        outputs = tuple(value.name for value in self.function.outputs)
         if tuple(check.name for check in tape.inputs) != inputs or node.outputs != outputs:
             return None
         return NativeExecutable(self.function.name, tape, outputs)
@@ -54,6 +55,7 @@ class Segments:
     def find_kernel(self, node: Node) -> StepKernel | None:
         """Find the kernel of a node that replaces a run; None for other nodes."""
         tape = self.tapes.get(node.name)
+        # A node of the model may have the name of a run.
         if tape is None or (node.op_type, node.domain) != (SEGMENT_NODE.op_type, SEGMENT_NODE.domain):
             return None
 
@@ -120,9 +122,11 @@ def _redirect_control_edges(nodes: Sequence[Node], runs: Mapping[str, Sequence[N
     """Let control edges from and to folded nodes refer to the node of their run. ``runs`` has the folded nodes by its name."""
     run_names = {node.name: name for name, run in runs.items() for node in run}
     for node in nodes:
-        predecessors = [name for folded in runs.get(node.name, (node,)) for name in folded.control]
-        names = dict.fromkeys(run_names.get(name, name) for name in predecessors)
-        control = tuple(name for name in names if name != node.name)
+        predecessors: dict[str, None] = {}
+        for folded in runs.get(node.name, (node,)):
+            predecessors.update(dict.fromkeys(run_names.get(name, name) for name in folded.control))
+        predecessors.pop(node.name, None)  # edges inside the run
+        control = tuple(predecessors)
         yield node if control == node.control else replace(node, control=control)
 
 
@@ -149,7 +153,8 @@ def order_updates(function: Function) -> Function:
         readers = _find_readers(function, source) - {writer.name, *writer.control}
         # Of the nodes that depend on the writer only readers matter, so search no further than the last of them.
         last_reader = max((index[name] for name in readers), default=-1)
-        if readers := readers - _find_dependents(function, writer, index[writer.name], last_reader):
+        readers -= _find_dependents(function, writer, index[writer.name], last_reader)
+        if readers:
             readers_by_writer.setdefault(writer.name, set()).update(readers)
     if not readers_by_writer:
         return function
@@ -164,7 +169,7 @@ def _find_readers(function: Function, value: str) -> set[str]:
     """Find the names of the nodes that read a value, or a view of it."""
     readers: set[str] = set()
     names = [value]
-    for name in names:
+    for name in names:  # grows in the loop
         for use in function.users(name):
             if use.node.name not in readers and use.node.op in VIEW_OPS:
                 names += filter(None, use.node.outputs)
@@ -314,7 +319,8 @@ class PerShapeExecutable(Executable):
             return inner.run(inputs, options)
         # The executable for these shapes would read an input after overwriting it, so copy these outputs after the run.
         written = {output_index for _, output_index in pairs}
-        results = [*inner.run(inputs, replace(options, out=[None if i in written else buffer for i, buffer in enumerate(out)]))]
+        other_buffers = [None if i in written else buffer for i, buffer in enumerate(out)]
+        results = list(inner.run(inputs, replace(options, out=other_buffers)))
         for output_index in written:
             np.copyto(out[output_index], results[output_index])
             results[output_index] = out[output_index]
@@ -357,7 +363,6 @@ class PerShapeExecutable(Executable):
         return executable
 
     def _specialize(self, inputs: Sequence[Any]) -> Function:
-        """Specialize the Function for the types of these inputs."""
         # An input without a declared type gets the type of the array.
         typed_inputs = tuple(
             Value(v.name, TensorType(DType.from_array(x), x.shape)) if v.type is None and type(x) is np.ndarray else v
@@ -370,7 +375,8 @@ class PerShapeExecutable(Executable):
 
 def _find_updates(function: Function) -> dict[int, int]:
     """Map the index of each input with an alias to that of the aliased output, if both have the same static type."""
-    inputs, outputs = ([value.name for value in values] for values in (function.inputs, function.outputs))
+    inputs = [value.name for value in function.inputs]
+    outputs = [value.name for value in function.outputs]
     updates = {}
     for source, result in function.aliases:
         i, o = inputs.index(source), outputs.index(result)
@@ -391,7 +397,6 @@ class KernelSelection:
 
     engine: str
     python_kernels: OpTable[Any]
-    """The Python kernels of the engine."""
     all_kernels: OpTable[Any]
     """The Python and the native kernels. Of kernels with equal priority a Python kernel is preferred."""
     has_native: bool

@@ -18,7 +18,6 @@ from xrt.graph import Constant, FrozenDict, Function, Node, find_schema
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext, Run
 
-
 _LOADER_MODULES = {
     "": "onnx.reference.ops",
     "ai.onnx.ml": "onnx.reference.ops.aionnxml",
@@ -27,10 +26,8 @@ _LOADER_MODULES = {
 }
 """Domain to the module with its reference implementations. They are imported on first use, because the import takes 0.1 s, and
 most uses of toy, such as folding constants, do not need them."""
-
 DOMAINS = frozenset(_LOADER_MODULES)
 """The domains whose operators the onnx package defines."""
-
 _REQUIRED_PACKAGES = {("", "ImageDecoder"): ("PIL", "pillow")}
 """Operator to the package that its reference implementation needs in addition to NumPy: the module, and the name to install."""
 
@@ -80,7 +77,9 @@ def make_reference_kernel(node: Node, ctx: NodeContext) -> Run:
     def run(*values: Any) -> tuple[Any, ...]:
         if not hasattr(local, "evaluator"):
             local.evaluator = ReferenceEvaluator(model)
-        results = iter(local.evaluator.run(None, {name: value for name, value in zip(names, values, strict=True) if name}))
+        feed = {name: value for name, value in zip(names, values, strict=True) if name}
+        # The evaluator returns only the outputs that have a name.
+        results = iter(local.evaluator.run(None, feed))
         return tuple(_convert_result(next(results)) if name else None for name in node.outputs)
 
     return run

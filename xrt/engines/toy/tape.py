@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from xrt.engines.contract.graph_compiler import Accelerator
     from xrt.engines.kernels.table import Run
 
-
 ABSENT_SLOT = 0
 """The slot of absent inputs. It always contains None."""
 BOOL_DTYPE = np.dtype(bool)
@@ -85,9 +84,7 @@ class Tape:
     template: tuple[Any, ...]
     """Content of the slots at the start of a call: the constants, and None elsewhere."""
     inputs: tuple[int, ...]
-    """Slots of the inputs."""
     outputs: tuple[int, ...]
-    """Slots of the outputs."""
     steps: tuple[TapeStep, ...]
     store: Callable[[Any], Any]
     """Converts an input before it is stored in its slot."""
@@ -114,8 +111,9 @@ class Tape:
         for output, (slot, step, inputs) in enumerate(zip(self.outputs, output_steps, same_type_inputs, strict=True)):
             if step is None:
                 continue
+            written_at = step_indices[id(step)]
             for index in inputs:
-                source, written_at = self.inputs[index], step_indices[id(step)]
+                source = self.inputs[index]
                 read_at = last_read.get(source, -1)
                 if read_at < written_at or (read_at == written_at and (source, slot) in step.in_place_pairs):
                     pairs.append((index, output))
@@ -289,7 +287,6 @@ class TapeBuilder:
         self.computed: set[ValueCopy] = set()
         """The copies of values that are inputs or results of the steps so far."""
         self.count = ABSENT_SLOT + 1
-        """Number of slots so far."""
         self.steps: list[tuple[TapeStep, StepKernel]] = []
 
     def build(self, engine: str) -> Tape:
@@ -340,7 +337,8 @@ class TapeBuilder:
         return self._define(value)
 
     def _add_node(self, node: Node, on_device: bool) -> None:
-        kernel = self.make_kernel(replace(node, device="") if self.accelerator and not on_device else node)
+        # The kernel of a node whose results stay on the host computes with NumPy.
+        kernel = self.make_kernel(node if on_device or not self.accelerator else replace(node, device=""))
         # SHAPE_OPS do not read elements, so their input may stay on the device although their result is on the host.
         reads_on_device = self.accelerator is not None and (on_device or node.op_type in SHAPE_OPS)
         names = (*node.inputs, *node.captures)
@@ -359,17 +357,21 @@ class TapeBuilder:
                 dead_slots[index].append(slot)
         for (step, kernel), dead in zip(self.steps, dead_slots, strict=True):
             arguments, results = step.arguments, step.results
-            mutable = [arguments[i] for i in kernel.mutable if i < len(arguments)]
-            fillable = results if kernel.in_place_pairs is not None or (kernel.mutable and len(results) == 1) else ()
-            native_pairs = [(arguments[i], results[o]) for i, o in kernel.in_place_pairs or ()]
-            pairs = native_pairs or [(i, results[0]) for i in mutable if fillable]
+            fillable: tuple[int, ...] = ()
+            pairs: list[tuple[int, int]] = []
+            if kernel.in_place_pairs is not None:
+                fillable = results
+                pairs = [(arguments[i], results[o]) for i, o in kernel.in_place_pairs]
+            elif kernel.mutable and len(results) == 1:
+                fillable = results
+                pairs = [(arguments[i], results[0]) for i in kernel.mutable if i < len(arguments)]
             is_scatter = isinstance(step.node, Node) and has_trait(step.node, Trait.UPDATES)
             yield replace(
                 step,
                 dead=tuple(dead),
                 fillable=fillable,
                 is_native_run=kernel.in_place_pairs is not None,
-                in_place_pairs=frozenset(pair for pair in pairs if pair[0] in dead),
+                in_place_pairs=frozenset((argument, result) for argument, result in pairs if argument in dead),
                 broadcast_arguments=arguments[:1] if is_scatter else arguments,
             )
 
@@ -499,8 +501,10 @@ def unshare_results(results: Iterable[Any], used_ids: set[int], is_view: Callabl
     def unshare(value: Any) -> Any:
         if isinstance(value, list):
             return [unshare(item) for item in value]
-        if value is None or isinstance(value, dict):
-            return None if value is None else dict(value)
+        if value is None:
+            return None
+        if isinstance(value, dict):
+            return dict(value)
         if id(value) in used_ids or is_view(value):
             value = value.copy()
         used_ids.add(id(value))
@@ -521,7 +525,6 @@ class DeviceExecutable(Executable):
         self._tape: Tape | None = None
 
     def prepare(self) -> None:
-        """Build the tape, which uploads the constants to the device."""
         # The first call may be on another stream, so wait until the uploads are complete.
         stream = self._accelerator.new_stream()
         with self._accelerator.activate(stream):
@@ -548,8 +551,9 @@ class DeviceExecutable(Executable):
         return next((step.node for step in self._tape.steps if isinstance(step.node, str)), None)
 
     def memory(self) -> tuple[MemoryUse, ...]:
-        on_device = self._accelerator.xp.ndarray
-        weights = sum(array.nbytes for array in (self._tape.template if self._tape else ()) if isinstance(array, on_device))
+        device_array = self._accelerator.xp.ndarray
+        template = self._tape.template if self._tape else ()
+        weights = sum(value.nbytes for value in template if isinstance(value, device_array))
         why = "inner values, each until its last reader has been enqueued on the stream"
         return (
             MemoryUse("weights on the device", weights, "a copy of the constants in the device's own memory"),

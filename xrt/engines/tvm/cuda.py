@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from xrt.engines.contract.graph_compiler import Accelerator
     from xrt.graph import Constant
 
-
 NVRTC_LIBRARY = "libnvrtc.so.13"
 NVRTC_INSTALL_HINT = "pip install nvidia-cuda-nvrtc"
 HEADERS_INSTALL_HINT = "pip install nvidia-cuda-runtime"
@@ -106,7 +105,6 @@ template <class T> __device__ __forceinline__ T xrt_min(T a, T b) { return a < b
 
 
 def add_min_max_macros(source: str) -> str:
-    """Insert `_MIN_MAX_MACROS` into CUDA C++."""
     # After CUDA's headers that declare functions called max and min: before them, the macros would rewrite the declarations.
     headers = [f"#include <{name}>\n" for name in _list_float_headers(source)]
     position = max((source.index(header) + len(header) for header in headers), default=0)
@@ -137,9 +135,9 @@ def compile_with_nvrtc(source: str, architecture: str) -> bytes:
 
     # "-default-device", as in TVM's own call of NVRTC: functions without an annotation are device code.
     flags = ["-default-device", f"--gpu-architecture={architecture}", *_make_include_flags(source)]
-    headers = _make_c_strings([*REPLACEMENT_HEADERS.values()]), _make_c_strings([*REPLACEMENT_HEADERS])
-    arguments = ctypes.byref(program), add_min_max_macros(source).encode(), b"tvm.cu", len(REPLACEMENT_HEADERS), *headers
-    check(library.nvrtcCreateProgram(*arguments))
+    code = add_min_max_macros(source).encode()
+    names, headers = _make_c_strings([*REPLACEMENT_HEADERS]), _make_c_strings([*REPLACEMENT_HEADERS.values()])
+    check(library.nvrtcCreateProgram(ctypes.byref(program), code, b"tvm.cu", len(REPLACEMENT_HEADERS), headers, names))
     try:
         if status := library.nvrtcCompileProgram(program, len(flags), _make_c_strings(flags)):
             log = read("ProgramLog").rstrip(b"\0").decode(errors="replace")
@@ -166,7 +164,8 @@ def _make_include_flags(source: str) -> list[str]:
 def iter_cuda_folders(name: str) -> Iterator[Path]:
     """Yield folders that may have CUDA 13's libraries (``"lib"``) or headers (``"include"``): wheels first, then toolkits."""
     package = find_spec("nvidia")
-    for location in package.submodule_search_locations or () if package else ():
+    locations = package.submodule_search_locations if package else None
+    for location in locations or ():
         yield Path(location) / "cu13" / name
     for root in filter(None, (os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), "/usr/local/cuda")):
         yield Path(root) / name
@@ -310,7 +309,9 @@ def _get_callee_name(call: Call) -> str:
         return str(call.op.global_symbol)
     # Operators such as call_packed pass the function as the first argument.
     first = call.args[0] if call.args else None
-    return str(first.global_symbol) if isinstance(first, relax.ExternFunc) else str(getattr(call.op, "name", call.op))
+    if isinstance(first, relax.ExternFunc):
+        return str(first.global_symbol)
+    return str(getattr(call.op, "name", call.op))
 
 
 def _find_parameter(origin: Any, parameters: Sequence[Any]) -> int:
@@ -398,7 +399,6 @@ def list_kernel_sources(program: DeviceProgram) -> str:
 
 
 def _list_imported_modules(module: Any) -> list[Any]:
-    """List all modules that a TVM module imports, directly or indirectly."""
     return [inner for direct in module.imports for inner in (direct, *_list_imported_modules(direct))]
 
 
@@ -412,8 +412,6 @@ def _check_no_device_allocation(code: Any) -> None:
 
 
 _ALLOCATE_WORKSPACE = "TVMBackendAllocWorkspace"
-
-
 ARRAY_ALIGNMENT = 64
 """TVM's code requires arrays at addresses that are multiples of this number of bytes."""
 _NO_SYNCHRONIZATION = -1
@@ -439,7 +437,6 @@ class TvmOnDevice(Executable):
         self._closed = False
 
     def prepare(self) -> None:
-        """Upload the constants to the device."""
         accelerator = self._accelerator
         with accelerator.activate(self._stream):
             self._constants = [accelerator.upload(constant.array) for constant in self.program.constants]
@@ -516,9 +513,8 @@ def view_as_tensor(array: Any) -> Tensor:
     if array.dtype.kind in "biuf":
         return tvm_ffi.from_dlpack(array.__dlpack__(stream=_NO_SYNCHRONIZATION))
     bits = array.view(np.dtype(f"u{array.dtype.itemsize}"))
-    return _create_view(
-        tvm_ffi.from_dlpack(bits.__dlpack__(stream=_NO_SYNCHRONIZATION)), array.shape, tvm.DataType(array.dtype.name), 0
-    )
+    integers = tvm_ffi.from_dlpack(bits.__dlpack__(stream=_NO_SYNCHRONIZATION))
+    return _create_view(integers, array.shape, tvm.DataType(array.dtype.name), 0)
 
 
 _create_view = tvm.get_global_func("runtime.TVMTensorCreateView")

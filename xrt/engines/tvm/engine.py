@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext
     from xrt.graph import Function, Node
 
-
 _COMPARISON_OPS = (
     *("Clip", "Equal", "GlobalMaxPool", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "MaxPool", "Min", "Not"),
     *("ReduceMax", "ReduceMin", "Relu", "Where"),

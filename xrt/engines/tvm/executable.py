@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from xrt.engines.tvm.pipeline import TvmProgram
     from xrt.graph import Function
 
-
 MAX_SUMMARY_LENGTH = 160
 
 
@@ -132,7 +131,8 @@ class RelaxExecutable(Executable):
         # With symbolic dims, the pooling allocator would keep free blocks of every size that was ever used.
         allocator = "naive" if self._has_symbolic_dims else None
         machine = relax.VirtualMachine(self.program.code, tvm.cpu(), memory_cfg=allocator)
-        return {entry: machine[entry] for entry in (("main", DESTINATION) if self.program.has_destination else ("main",))}
+        entries = ("main", DESTINATION) if self.program.has_destination else ("main",)
+        return {entry: machine[entry] for entry in entries}
 
     def _copy_shared_results(self, returned: Any) -> list[Array]:
         """Convert what ``main`` returned to arrays. Results that share memory with an input or another result are copied."""

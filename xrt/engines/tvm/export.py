@@ -32,10 +32,8 @@ from xrt.operators.decompositions import write_decomposition
 from xrt.passes import drop_dead_nodes, fold_constants
 
 log = logging.getLogger("xrt.engines.tvm")
-
 MAX_INLINE_ELEMENTS = 64
 """Constants with at most this many elements stay in the model, because the importer reads shapes, axes and scales."""
-
 compiler_lock = renew_after_fork(threading.RLock())
 """TVM's builders share a stack that is not thread-safe: one import or compile at a time."""
 
@@ -120,7 +118,6 @@ def convert_type(type_: Any) -> TensorType:
 
 MIN_REWRITE_OPSET = 9
 """The first opset with Where and IsNaN, and with broadcasting everywhere."""
-
 MAX_BOX_COORDINATE = 16384
 """Coordinates of RoiAlign's boxes are clipped to this number of pixels, because TVM reads out of bounds for infinite ones."""
 
@@ -172,12 +169,14 @@ def _pow(w: NodeWriter) -> str:
 
 def _batch_normalization(w: NodeWriter) -> str | None:
     """Multiply by one factor and add one term per channel, both computed at compile time from the weights."""
-    weights = [weight.astype(np.float64) for index in range(1, 5) if (weight := w.find_input(index)) is not None]
-    if len(weights) < 4 or len(w.node.outputs) > 1 or not w.dtype(w.x).is_float:
+    weights = [w.find_input(index) for index in range(1, 5)]
+    constants = [weight.astype(np.float64) for weight in weights if weight is not None]
+    if len(constants) < 4 or len(w.node.outputs) > 1 or not w.dtype(w.x).is_float:
         return None
-    scale, bias, mean, variance = weights
+    scale, bias, mean, variance = constants
     factor = scale / np.sqrt(variance + w.attr("epsilon", 1e-5))
-    return w.op("Add", w.op("Mul", w.x, _write_channel_constant(w, factor)), _write_channel_constant(w, bias - mean * factor))
+    scaled = w.op("Mul", w.x, _write_channel_constant(w, factor))
+    return w.op("Add", scaled, _write_channel_constant(w, bias - mean * factor))
 
 
 def _write_channel_constant(w: NodeWriter, values: np.ndarray[Any, Any]) -> str:

@@ -215,7 +215,6 @@ ALLOCATE_RESULT = tvm.ir.Op.get("relax.builtin.alloc_tensor")
 
 
 def list_bindings(function: relax.Function) -> list[Any]:
-    """List all variable bindings of a function, in order."""
     return [binding for block in function.body.blocks for binding in block.bindings]
 
 

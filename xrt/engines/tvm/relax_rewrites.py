@@ -26,7 +26,6 @@ def get_dtype_name(tensor: Any) -> str:
 
 
 def make_scalar(value: float, like: Any) -> Any:
-    """Make a scalar constant with the element type of ``like``."""
     return relax.const(value, get_dtype_name(like))
 
 
@@ -102,7 +101,8 @@ class _CallRewriter(PyExprMutator):  # type: ignore[misc]  # TVM has no types
 
     def visit_call_(self, call: Call) -> Any:
         call = self.visit_expr_post_order(call)
-        dtype = get_dtype_name(call.args[0]) if getattr(call.op, "name", "") in _ACCUMULATED_IN_FLOAT32 else ""
+        is_accumulated = getattr(call.op, "name", "") in _ACCUMULATED_IN_FLOAT32
+        dtype = get_dtype_name(call.args[0]) if is_accumulated else ""
         if dtype not in ("float16", "bfloat16"):
             return self._rewrite(call)
         wide = [self.builder_.normalize(relax.op.astype(operand, "float32")) for operand in call.args]
@@ -180,9 +180,12 @@ def _where(call: Call, builder: BlockBuilder) -> Any:
     """Replace ``where(a > b, a, b)`` by ``maximum(a, b)``, and ``where(a < b, a, b)`` by ``minimum(a, b)``."""
     condition, *branches = call.args
     comparison = builder.lookup_binding(condition) if isinstance(condition, relax.Var) else None
-    if not isinstance(comparison, Call) or not all(map(_is_same, comparison.args, branches)):
+    if not isinstance(comparison, Call):
         return call
-    select = {"relax.greater": relax.op.maximum, "relax.less": relax.op.minimum}.get(getattr(comparison.op, "name", ""))
+    if not all(_is_same(operand, branch) for operand, branch in zip(comparison.args, branches, strict=False)):
+        return call
+    operators = {"relax.greater": relax.op.maximum, "relax.less": relax.op.minimum}
+    select = operators.get(getattr(comparison.op, "name", ""))
     return call if select is None else select(*branches)
 
 
@@ -214,7 +217,6 @@ def _count_bits(tensor: Any) -> int:
 
 
 def _clamp_shift(amount: Any) -> Any:
-    """Clamp the amount of a shift to the bits of its type."""
     return relax.op.minimum(relax.op.maximum(amount, make_scalar(0, amount)), make_scalar(_count_bits(amount) - 1, amount))
 
 

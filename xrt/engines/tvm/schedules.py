@@ -26,7 +26,7 @@ _OPERAND_FIELDS = ("a", "b", "condition", "true_value", "false_value", "value", 
 
 def count_operations(statement: Any) -> int:
     """Count the operations in a block's body, without those that compute indices."""
-    return _sum_over_tree(statement, lambda node: int(any(True for _ in _iter_operands(node))), {})
+    return _sum_over_tree(statement, lambda node: int(_has_operands(node)), {})
 
 
 def count_loads(statement: Any, buffer: Any = None) -> int:
@@ -56,7 +56,7 @@ def uses_vector_instructions(statement: Any) -> bool:
 
 def _is_vector_instruction(node: Any) -> bool:
     name = getattr(getattr(node, "op", None), "name", "")
-    return type(node).__name__ in _INSTRUCTIONS or name in _INTRINSICS or next(_iter_operands(node), None) is None
+    return type(node).__name__ in _INSTRUCTIONS or name in _INTRINSICS or not _has_operands(node)
 
 
 _INSTRUCTIONS = {
@@ -75,6 +75,10 @@ def _sum_over_tree(node: Any, count: Callable[[Any], int], totals: dict[int, int
     if key not in totals:
         totals[key] = count(node) + sum(_sum_over_tree(operand, count, totals) for operand in _iter_operands(node))
     return totals[key]
+
+
+def _has_operands(node: Any) -> bool:
+    return next(_iter_operands(node), None) is not None
 
 
 def _iter_operands(node: Any) -> Iterator[Any]:
@@ -150,7 +154,7 @@ class LoopNest:
         runs = self._group_loops()
         all_loops = self.schedule.get_loops(self.block)
         # Fuse the loops of each run, so that LLVM can vectorize the last one.
-        loops = [self.schedule.fuse(*(all_loops[i] for i in run)) if len(run) > 1 else all_loops[run[0]] for run in runs]
+        loops = [_fuse_loops(self.schedule, [all_loops[i] for i in run]) for run in runs]
         if self.num_spatial < len(self.loop_kinds):
             # A reduction that is small, or that `tile` and `split_rows` do not support. LLVM optimizes its inner loops.
             self._parallelize(loops[0])
@@ -217,7 +221,7 @@ class LoopNest:
         last_outer, write_tile = schedule.split(last, [None, self._choose_tile_size(runs[-1])])
         schedule.reorder(*outer, last_outer, write_tile, read_tile)
         schedule.vectorize(read_tile)
-        return schedule.fuse(*outer) if len(outer) > 1 else outer[0]
+        return _fuse_loops(schedule, outer)
 
     def _find_transposed_run(self, runs: list[list[int]]) -> int | None:
         """Find the index of a run, other than the last one, along which an operand is read contiguously; None if there is none.
@@ -313,7 +317,7 @@ class LoopNest:
             inner.append(row)
         column, vector, lane = schedule.split(loops[self.num_spatial - 1], [None, vectors, lanes])
         schedule.reorder(*outer, column, *reduced, *inner, vector, lane)
-        outermost = schedule.fuse(*outer) if len(outer) > 1 else next(iter(outer), column)
+        outermost = _fuse_loops(schedule, outer) if outer else column
         schedule.reverse_compute_at(registers, column)
         self._parallelize(outermost)
         schedule.vectorize(lane)
@@ -337,7 +341,7 @@ class LoopNest:
         # A new block computes the partial sum of each lane, and the original block adds them.
         partial = schedule.rfactor(lane, -1)
         spatial = schedule.get_loops(self.block)[: self.num_spatial]
-        outermost = schedule.fuse(*spatial) if len(spatial) > 1 else spatial[0]
+        outermost = _fuse_loops(schedule, spatial)
         schedule.compute_at(partial, outermost)
         self._parallelize(outermost)
         _, lane, *reduced = schedule.get_loops(partial)
@@ -356,6 +360,10 @@ class LoopNest:
     def _result_bits(self) -> int:
         """Bits per element of the result."""
         return int(self.schedule.get(self.block).writes[0].source.dtype.bits)
+
+
+def _fuse_loops(schedule: s_tir.Schedule, loops: Sequence[Loop]) -> Loop:
+    return schedule.fuse(*loops) if len(loops) > 1 else loops[0]
 
 
 def _depends_on(dim: Any, variable: Any) -> bool:

@@ -79,7 +79,6 @@ def _why_not_in_memory() -> str | None:
 
 
 def _write_object(module: Any) -> bytes:
-    """Compile a module to an object file in memory and return its bytes."""
     descriptor = os.memfd_create("xrt-object")
     with os.fdopen(descriptor, "rb") as file:
         module.write_to_file(f"/proc/self/fd/{descriptor}", "o")
@@ -149,9 +148,10 @@ def load_program(kind: type[Program], data: memoryview, function: Function, fold
     (folder / _LIBRARY_NAME).write_bytes(data[start:end])
     # By default TVM never unmaps a library: each load would leak 36 KB and 5 of the 65,530 mappings that Linux allows.
     code = load_module(str(folder / _LIBRARY_NAME), keep_module_alive=False)
-    stored = data[end + -end % ALIGNMENT :]
+    stored = data[end + -end % ALIGNMENT :]  # after the padding
     ordered = _list_constants(function)
-    constants = [ordered[e["index"]] if "index" in e else _read_constant(e, stored) for e in header.pop("constants")]
+    entries = header.pop("constants")
+    constants = [ordered[entry["index"]] if "index" in entry else _read_constant(entry, stored) for entry in entries]
     # JSON has no tuples.
     details: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in header.items()}
     return kind(code, tuple(constants), **details)

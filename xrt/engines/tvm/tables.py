@@ -12,8 +12,6 @@ from xrt.operators import Trait, find_constant, has_trait, is_training, list_ope
 _FLOATS = {DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64}
 _INTEGERS = {DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64}
 DTYPES = _FLOATS | _INTEGERS | {DType.BOOL}
-
-
 LOWERED = frozenset(
     ["Celu", "Equal", "LayerNormalization", "Max", "Mean", "MeanVarianceNormalization", "Min", "Mish", "Softplus", "Sum"]
 )
@@ -73,8 +71,8 @@ def _has_inexact_ties(node: Node, function: Function) -> bool:
 
 def _reads_at_boundary(source: int, target: int, coordinates: str, boundary: Fraction) -> bool:
     """Whether resizing a dim from ``source`` to ``target`` elements reads an inexact position at an integer plus ``boundary``."""
-    is_aligned = coordinates == "align_corners"
-    ratio = Fraction(source - is_aligned, max(target - is_aligned, 1))
+    reduction = 1 if coordinates == "align_corners" else 0
+    ratio = Fraction(source - reduction, max(target - reduction, 1))
     if ratio.denominator & (ratio.denominator - 1) == 0:  # a power of two: all positions are exact in binary
         return False
     offset = Fraction(1, 2) if coordinates in ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel") else Fraction(0)

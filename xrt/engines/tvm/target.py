@@ -29,7 +29,6 @@ os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "1000")
 _configure = tvm.get_global_func("runtime.config_threadpool")
 _ANY_CORE = 1
 """TVM's code for "big cores". On a CPU with equal cores it selects all cores."""
-
 _FEATURES_TO_DISABLE = {
     "X86_V4": ("avx512f",),
     "AVX512F": ("avx512f",),

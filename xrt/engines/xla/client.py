@@ -44,7 +44,8 @@ class ForkGuard:
         finally:
             with self._condition:
                 self._started_threads |= _list_threads() - previous
-                if len(self._holding_threads) == 1:  # no other thread compiles, so the new threads will sleep soon
+                # A thread that sleeps has registered. It may be busy while another thread compiles, so the last block waits.
+                if len(self._holding_threads) == 1:
                     _wait_until_asleep(self._started_threads)
                     self._started_threads.clear()
                 self._holding_threads.remove(threading.get_ident())
@@ -71,7 +72,7 @@ def _wait_until_asleep(threads: set[int]) -> None:
     previous_states = None
     while threads and time.monotonic() < end:
         states = [_read_thread_state(thread) for thread in sorted(threads)]
-        are_asleep = all(state[0].startswith("S") for state in states if state)
+        are_asleep = all(state.startswith("S") for state, *_ in filter(None, states))  # threads that ended have no state
         # With the same counts of context switches as before, no thread ran between the two readings.
         if are_asleep and states == previous_states:
             return
@@ -126,6 +127,7 @@ if hasattr(os, "register_at_fork"):
     )
 _POOL_SIZE_VARIABLE = "PJRT_NPROC"
 """The environment variable for the thread count of a new client. XLA has no other setting for it."""
+MAX_SUMMARY_LENGTH = 160
 
 
 def get_client_device(threads: int) -> Any:
@@ -171,9 +173,6 @@ def configure_tracing(device: Any) -> Iterator[None]:
         ):
             stack.enter_context(setting)
         yield
-
-
-MAX_SUMMARY_LENGTH = 160
 
 
 def summarize_error(cause: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,18 +19,12 @@ from xrt.engines.toolkit.memory import make_writable_alias
 from xrt.engines.xla import client
 from xrt.engines.xla.client import configure_tracing, get_client_device, summarize_error
 from xrt.engines.xla.export import lower_function
-from xrt.engines.xla.kernels import MAX_KNOWN_ELEMENTS
+from xrt.engines.xla.kernels import MAX_KNOWN_ELEMENTS, Operand
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Function, TensorType, Value
 from xrt.graph.constants import ALIGNMENT, make_aligned_array
 
-if TYPE_CHECKING:
-    from xrt.engines.xla.kernels import Operand
-
-
 Array = np.ndarray[Any, Any]
-
-
 COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
 """Options of XLA: round each result to its type, also within a fused loop, as ONNX specifies."""
 Call = Callable[..., Sequence[Any]]
@@ -48,7 +42,6 @@ class ConstantArguments:
 
     @classmethod
     def from_function(cls, function: Function, device: Any) -> ConstantArguments:
-        """Make JAX arrays for the large constants that the Function uses."""
         used_names = dict.fromkeys(name for node in function.nodes for name in node.uses if name in function.constants)
         names = tuple(name for name in used_names if function.constants[name].array.size > MAX_KNOWN_ELEMENTS)
         constants = [function.constants[name].array for name in names]
@@ -106,12 +99,12 @@ def _lower_function(function: Function, arguments: ConstantArguments, device: An
     def main(*operands: Operand) -> tuple[Operand, ...]:
         values = dict(zip(names, operands, strict=True))
         inputs = [values[value.name] for value in function.inputs]
-        return tuple(map(jnp.asarray, lower_function(function, inputs, {name: values[name] for name in arguments.names})))
+        constants = {name: values[name] for name in arguments.names}
+        return tuple(map(jnp.asarray, lower_function(function, inputs, constants)))
 
     # Keep arguments for unused inputs, because calls pass all inputs.
-    jitted = jax.jit(
-        main, keep_unused=True, in_shardings=target, out_shardings=target, donate_argnums=_list_donated_inputs(function)
-    )
+    donated = _list_donated_inputs(function)
+    jitted = jax.jit(main, keep_unused=True, in_shardings=target, out_shardings=target, donate_argnums=donated)
     types = [value.type for value in function.inputs if isinstance(value.type, TensorType)]  # support.py rejects other types
     inputs = [jax.ShapeDtypeStruct(type_.shape or (), type_.dtype.numpy) for type_ in types]
     return jitted.lower(*inputs, *arguments.arrays)
@@ -157,7 +150,9 @@ def load_program(data: memoryview, function: Function, threads: int) -> XlaProgr
 
 def _make_call(code: Any, inputs: Sequence[Value], device: Any) -> Call:
     """Make the function that calls loaded code. Inputs are copied only if they are not aligned for XLA."""
-    num_inputs, devices, sharding = len(inputs), [device], SingleDeviceSharding(device)
+    num_inputs = len(inputs)
+    devices = [device]
+    sharding = SingleDeviceSharding(device)
     types = [ShapedArray(value.type.shape, value.type.dtype.numpy) for value in inputs if isinstance(value.type, TensorType)]
     put, execute = xla_client.batched_device_put, code.execute
 
@@ -171,7 +166,6 @@ def _make_call(code: Any, inputs: Sequence[Value], device: Any) -> Call:
 
 MAX_SYNCHRONOUSLY_COPIED_BYTES = 100 * 1024
 """XLA copies an unaligned input of at most this size in the calling thread, and a larger one in another thread."""
-
 MAX_COPIED_BYTES = 32 * 1024
 """A result of at most this size is copied from XLA's memory. For a larger result, a writable view is faster."""
 
@@ -207,7 +201,8 @@ class XlaExecutable(Executable):
         return [_to_owned_array(result) if buffer is None else fill(buffer, result) for result, buffer in pairs]
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
-        call, constants, retry, run_anywhere = self.program.call, self.program.arguments.arrays, self._retry, self.run
+        call, constants = self.program.call, self.program.arguments.arrays
+        retry, run_anywhere = self._retry, self.run
         clients = self._clients
 
         def run(*inputs: Any) -> Sequence[Any]:
@@ -263,7 +258,8 @@ class XlaExecutable(Executable):
             if self._clients is not client.clients:
                 if self.saved is None:
                     self.saved = memoryview(export_program(self.program))
-                self.program, self._clients = load_program(self.saved, self.function, self._threads), client.clients
+                self.program = load_program(self.saved, self.function, self._threads)
+                self._clients = client.clients
         return self.program
 
     def memory(self) -> tuple[MemoryUse, ...]:

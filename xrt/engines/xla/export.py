@@ -34,8 +34,9 @@ class LoweringContext(NodeContext):
         if not operand.size:
             return np.zeros(operand.shape, operand.dtype)
         schema = find_schema(self.node.op_type, self.version, self.node.domain)
-        is_declared = schema is not None and position < len(schema.inputs)
-        name = str(schema.inputs[position].name) if schema is not None and is_declared else str(position)
+        name = str(position)
+        if schema is not None and position < len(schema.inputs):
+            name = str(schema.inputs[position].name)
         raise CompileRefused(f"XLA needs the {name!r} of {self.node.op} as a constant, and it is computed at run time")
 
     def get_ints(self, operand: Operand, position: int) -> tuple[int, ...]:

@@ -32,13 +32,12 @@ if TYPE_CHECKING:
     from xrt.graph import Node
     from xrt.operators.windows import Placement
 
-
 Operand: TypeAlias = Any
 """A traced JAX array, or a known NumPy array."""
 NUMPY = ArrayNamespace(np)
 """The namespace for nodes whose operands are all known."""
-
 ops = shared.extend("xla")
+_HIGHEST = jax.lax.Precision.HIGHEST
 MAX_KNOWN_ELEMENTS = 1024
 """A larger constant is an argument of the compiled code instead of a part of it, and a larger result is traced, even if its
 operands are known."""
@@ -106,14 +105,10 @@ class JaxNamespace:
         return jnp.where(x == maximum, maximum - maximum, x - maximum)
 
     def convolve(self, x: Operand, w: Operand, window: Window, group: int) -> Operand:
+        x, w = jnp.asarray(x), jnp.asarray(w)
+        pads = window.place(x.shape[2:]).pads
         return jax.lax.conv_general_dilated(
-            jnp.asarray(x),
-            jnp.asarray(w),
-            window.strides,
-            window.place(x.shape[2:]).pads,
-            rhs_dilation=window.dilations,
-            feature_group_count=group,
-            precision=jax.lax.Precision.HIGHEST,
+            x, w, window.strides, pads, rhs_dilation=window.dilations, feature_group_count=group, precision=_HIGHEST
         )
 
     def sum_windows(self, x: Operand, placement: Placement) -> Operand:
@@ -161,15 +156,10 @@ JAX = JaxNamespace()
 def _combine_windows(placement: Placement, x: Operand, combine: Any, neutral: Any) -> Operand:
     """Combine the elements of each window of ``x`` (N, C, *spatial). The padding has the value ``neutral``."""
     window = placement.window
-    return jax.lax.reduce_window(
-        x,
-        np.asarray(neutral, x.dtype),
-        combine,
-        (1, 1, *window.kernel),
-        (1, 1, *window.strides),
-        [(0, 0), (0, 0), *placement.pads],
-        window_dilation=(1, 1, *window.dilations),
-    )
+    initial = np.asarray(neutral, x.dtype)
+    kernel, strides, dilations = (1, 1, *window.kernel), (1, 1, *window.strides), (1, 1, *window.dilations)
+    pads = [(0, 0), (0, 0), *placement.pads]
+    return jax.lax.reduce_window(x, initial, combine, kernel, strides, pads, window_dilation=dilations)
 
 
 def make_sum_factory(name: str) -> Factory:
@@ -181,8 +171,10 @@ def make_sum_factory(name: str) -> Factory:
 
     def factory(node: Node, ctx: NodeContext) -> Run:
         def run(a: Operand, b: Operand) -> Operand:
-            if ctx.xp is JAX and not _is_integer(a) and (isinstance(a, np.ndarray) or isinstance(b, np.ndarray)):
-                a, b = (x if isinstance(x, np.ndarray) else jax.lax.optimization_barrier(x) for x in (a, b))
+            has_known_operand = isinstance(a, np.ndarray) or isinstance(b, np.ndarray)
+            if ctx.xp is JAX and has_known_operand and not _is_integer(a):
+                a = a if isinstance(a, np.ndarray) else jax.lax.optimization_barrier(a)
+                b = b if isinstance(b, np.ndarray) else jax.lax.optimization_barrier(b)
             return getattr(ctx.xp, name)(a, b)
 
         return run
@@ -220,15 +212,18 @@ def dft(ctx: LoweringContext, x: Operand, length_operand: Operand = None, axis_o
     length = None if length_operand is None else ctx.get_ints(length_operand, 1)[0]
     # Since version 20 the axis is an input, with another default.
     default_axis = ctx.attr("axis", 1) if ctx.version < 20 else -2
-    axis = (default_axis if axis_operand is None else ctx.get_ints(axis_operand, 2)[0]) % x.ndim
+    axis = default_axis if axis_operand is None else ctx.get_ints(axis_operand, 2)[0]
+    axis %= x.ndim
     onesided, inverse = ctx.attr("onesided", 0), ctx.attr("inverse", 0)
     # In float32, XLA's transform has errors of 1e-5 in sums that cancel. The inverse transform divides the errors by the length.
     wide = x if inverse else x.astype(jnp.float64)
-    signal = jax.lax.complex(wide[..., 0], wide[..., 1] if x.shape[-1] == 2 else jnp.zeros_like(wide[..., 0]))
+    imaginary = wide[..., 1] if x.shape[-1] == 2 else jnp.zeros_like(wide[..., 0])
+    signal = jax.lax.complex(wide[..., 0], imaginary)
     n = length or x.shape[axis]
     if onesided and inverse:
         return jnp.fft.irfft(signal, n=length, axis=axis)[..., None].astype(x.dtype)
-    y = (jnp.fft.ifft if inverse else jnp.fft.fft)(signal, n=n, axis=axis)
+    transform = jnp.fft.ifft if inverse else jnp.fft.fft
+    y = transform(signal, n=n, axis=axis)
     if onesided:
         y = jax.lax.slice_in_dim(y, 0, n // 2 + 1, axis=axis)
     return jnp.stack([y.real, y.imag], axis=-1).astype(x.dtype)
@@ -284,8 +279,9 @@ def eye_like(ctx: LoweringContext, x: Operand) -> Operand:
 
 @register_lowering("Range")
 def range_(ctx: LoweringContext, start: Operand, limit: Operand, delta: Operand) -> Operand:
-    """Element i is ``start + i * delta``. Floats with fewer than 32 bits are computed in float32."""
-    first, end, step = (ctx.get_constant(v, i).reshape(()).item() for i, v in enumerate((start, limit, delta)))
+    first = ctx.get_constant(start, 0).reshape(()).item()
+    end = ctx.get_constant(limit, 1).reshape(()).item()
+    step = ctx.get_constant(delta, 2).reshape(()).item()
     count = max(0, ceil((end - first) / step))
     wide = np.dtype(np.float32) if start.dtype in NARROW_FLOATS else start.dtype
     indices = _choose_module(count).arange(count, dtype=wide)
@@ -321,15 +317,11 @@ def _convolve_transposed(x: Operand, w: Operand, window: Window, group: int) -> 
     """Compute a transposed convolution without cropping the result by the pads."""
     parts = jnp.asarray(w).reshape(group, w.shape[0] // group, *w.shape[1:]).swapaxes(1, 2)
     flipped = jnp.flip(parts.reshape(-1, *parts.shape[2:]), range(2, w.ndim))
+    strides = (1,) * len(window.kernel)
+    pads = [(span - 1, span - 1) for span in window.spans]
+    dilations = {"lhs_dilation": window.strides, "rhs_dilation": window.dilations}
     return jax.lax.conv_general_dilated(
-        jnp.asarray(x),
-        flipped,
-        (1,) * len(window.kernel),
-        [(span - 1, span - 1) for span in window.spans],
-        lhs_dilation=window.strides,
-        rhs_dilation=window.dilations,
-        feature_group_count=group,
-        precision=jax.lax.Precision.HIGHEST,
+        jnp.asarray(x), flipped, strides, pads, **dilations, feature_group_count=group, precision=_HIGHEST
     )
 
 
@@ -343,7 +335,8 @@ long."""
 def if_(ctx: LoweringContext, condition: Operand) -> tuple[Operand, ...]:
     then, otherwise = ctx.make_body_tracer("then_branch"), ctx.make_body_tracer("else_branch")
     if isinstance(condition, np.ndarray):
-        return tuple((then if condition.reshape(()) else otherwise)([]))
+        taken = then if condition.reshape(()) else otherwise
+        return tuple(taken([]))
     # JAX traces both branches, whose results must have equal types, so convert known results to JAX arrays.
     branches = (lambda: tuple(map(jnp.asarray, then([]))), lambda: tuple(map(jnp.asarray, otherwise([]))))
     return tuple(jax.lax.cond(condition.reshape(()), *branches))
@@ -415,7 +408,8 @@ class _LoopTracer:
         enters = jnp.asarray(True if condition is None else condition).reshape(())
 
         def has_next(state: tuple[Any, ...]) -> Operand:
-            return (state[0] < max_trips) & state[1]
+            trip, flag, *_ = state
+            return (trip < max_trips) & flag
 
         def advance(state: tuple[Any, ...]) -> tuple[Any, ...]:
             trip, flag, *values = state
@@ -431,9 +425,13 @@ def scan(ctx: LoweringContext, *values: Operand) -> tuple[Operand, ...]:
     body, n_scanned = ctx.make_body_tracer("body"), ctx.attr("num_scan_inputs")
     n_states = len(values) - n_scanned
     n_stacks = len(ctx.attr("body").outputs) - n_states
-    in_axes, in_directions = (ctx.attr(f"scan_input_{name}") or (0,) * n_scanned for name in ("axes", "directions"))
-    out_axes, out_directions = (ctx.attr(f"scan_output_{name}") or (0,) * n_stacks for name in ("axes", "directions"))
-    rows = tuple(_move_to_front(*scan_input) for scan_input in zip(values[n_states:], in_axes, in_directions, strict=True))
+    in_axes = ctx.attr("scan_input_axes") or (0,) * n_scanned
+    out_axes = ctx.attr("scan_output_axes") or (0,) * n_stacks
+    # A direction of 1 is backwards.
+    in_directions = ctx.attr("scan_input_directions") or (0,) * n_scanned
+    out_directions = ctx.attr("scan_output_directions") or (0,) * n_stacks
+    scanned = zip(values[n_states:], in_axes, in_directions, strict=True)
+    rows = tuple(_move_to_front(x, axis, backwards) for x, axis, backwards in scanned)
 
     def step(states: tuple[Operand, ...], row: tuple[Operand, ...]) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:
         results = tuple(map(jnp.asarray, body([*states, *row])))
