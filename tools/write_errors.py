@@ -37,7 +37,7 @@ import warnings
 from xrt.errors import FallbackWarning, XRTWarning
 
 warnings.filterwarnings("ignore", category=FallbackWarning)
-warnings.filterwarnings("error", category=XRTWarning, message="this module has met")
+warnings.filterwarnings("error", category=XRTWarning, message="the programs that this module")
 warnings.resetwarnings()
 ```
 """

@@ -407,7 +407,7 @@ _DEFAULT_ORT = "ort{config.session.x64quantprecision=0}"
 @click.option("-o", "--output", "target", type=options.TARGET, required=True, help="The quantized model, as ONNX")
 @click.option("--data", type=click.Path(exists=True), help="Examples: FILE.npz, FILE.npy, or a folder of such files")
 @options.add_choice("--method", [*METHODS], "How ranges are chosen")
-@click.option("--weights-only", type=click.Choice(["int8"]), help="Store weights so, and compute in floating point")
+@click.option("--weights-only", type=click.Choice(["int8"]), help="Store weights in this type, and compute in floating point")
 @options.derive(QuantizationOptions, "include", multiple=True, metavar="PATTERN")
 @options.derive(QuantizationOptions, "exclude", multiple=True, metavar="PATTERN")
 @options.add_choice("--activations", ["uint8", "int8"], "Type of values")

@@ -65,7 +65,7 @@ _add_batching = options.add_all(
 @click.command("serve")
 @click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...")
 @options.add_engines("Engines for ONNX files, first choice first; a bundle has its own")
-@options.option("--host", default="127.0.0.1", help="Address to listen on; another one lets other machines in")
+@options.option("--host", default="127.0.0.1", help="Address to listen on; by default only this machine can connect")
 @options.option("--port", default=8000, type=click.IntRange(0, 65535), help="Port of HTTP; 0: a free one")
 @click.option("--grpc-port", type=click.IntRange(0, 65535), help="Port of gRPC; 0: a free one  [default: no gRPC]")
 @options.derive(ExecutionOptions, "threads", default_text=options.CORES, help="Thread budget of each model")

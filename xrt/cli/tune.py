@@ -304,7 +304,7 @@ def _describe_baseline(baseline: Baseline | None) -> str:
 def check_command(lock: str, undecided: str, as_json: bool, **params: Any) -> int:
     """Compare the plan of LOCK with its competitor: both run in turns, and the ratio is compared with the lockfile's.
 
-    The exit code is 1 if the plan has become slower by more than --max-regress for certain, cannot run, computes wrong results,
+    The exit code is 1 if the plan is certainly slower by more than --max-regress, cannot run, computes wrong results,
     or has an error over the budget of the lockfile; otherwise 0. If the noise is too large for a decision, the exit code is 0,
     or 3 with --undecided=fail.
     """

@@ -27,7 +27,7 @@ from xrt.verify import Verdict
 add_in_process = click.option(
     "--in-process",
     is_flag=True,
-    help="Run the engines in this process, for a debugger: a crash ends it, where it is one failed case otherwise",
+    help="Run the engines in this process, for a debugger: a crash then ends the command, and is not just a failed case",
 )
 
 
@@ -45,7 +45,7 @@ add_in_process = click.option(
 @click.option(
     "--opening",
     type=click.Choice(OPENINGS),
-    help="Replace extents of inputs by symbolic dims, every one, equal ones by one, or the first, and run at several sizes",
+    help="Run at several sizes, with symbolic dims for every extent of the inputs, one for equal extents, or for the first",
 )
 @click.option("--reasons", is_flag=True, help="List why each declined case was declined")
 @click.option("--operators", is_flag=True, help="Show the counts per operator, and its engines")
@@ -115,7 +115,7 @@ _GRAPHS_PER_LINE = 500
 def fuzz_command(count: int, seed: int, engine: str, kinds: tuple[ModeKind, ...], keep: Path | None, in_process: bool) -> int:
     """Run generated graphs on single engines, with the reference as fallback, and on mixtures.
 
-    The exit code is 1 on a difference, and where nothing was compared: with --way alone, if an engine took none of the graphs.
+    The exit code is 1 on a difference, and where nothing was compared: with --way alone, if an engine supported no graph.
     """
     specs = split_specs(engine) if engine else []
     _check_engines(specs)

@@ -116,7 +116,7 @@ class ModuleOptions:
 
     max_error: ErrorBudget | None = option(None, accepts="float | ErrorBudget | None")
     """Allow reduced precision up to this error of the outputs. A fraction of the output's norm (0.01) or an `xrt.ErrorBudget`,
-    relative to float32, with ``engine="auto"``; None: float32 only."""
+    relative to float32, with ``engine="auto"``; None: only ``precision`` reduces it."""
     calibrate: Any = option(None, accepts="Iterable[Any] | CalibrationTable | str | os.PathLike[str] | None")
     """Examples to measure ranges for int8: batches, each the inputs of a call. Or the ranges, as an `xrt.CalibrationTable` or its
     path."""

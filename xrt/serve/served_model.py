@@ -336,7 +336,7 @@ class ServingOptions:
     session_idle: float = option(300.0, above=0)
     """Time after which an unused session expires, in seconds."""
     explicit_sessions: bool = False
-    """A session begins with ``session_start`` alone. Other requests with an unknown session get status 404. For several replicas,
+    """Only ``session_start`` begins a session. Other requests with an unknown session get status 404. For several replicas,
     where a request may reach one that does not have its session."""
     model_control: bool = True
     """Requests may load and unload models, as Triton's clients do."""

@@ -79,7 +79,7 @@ class Ort(GraphCompiler):
     memory_arena: bool = True
     """Whether to keep freed CPU memory for later calls."""
     memory_pattern: bool = True
-    """Whether to allocate one block of memory per call, planned when its shapes occurred first."""
+    """Whether to allocate one block of memory per call, planned in the first call with the same shapes."""
     deterministic: bool = False
     """Whether kernels must be bitwise reproducible."""
     config: Mapping[str, str] = option(FrozenDict(), names_files=True)
