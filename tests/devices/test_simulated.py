@@ -72,7 +72,7 @@ def test_a_copy_to_the_host_that_is_not_waited_for_is_not_there() -> None:
         with there.activate(stream):
             sent = there.copy_out(there.upload(X), stream)
         assert np.isnan(sent.array).all()
-        there.wait_for(there.event(stream))
+        there.wait_for(there.record_event(stream))
         np.testing.assert_array_equal(sent.array, X)
 
 

@@ -80,12 +80,10 @@ class CostStore:
         return self._statuses.find(hash_installed()) or {}
 
     def store_statuses(self, statuses: Sequence[EngineStatus]) -> None:
-        """Store engine statuses for the currently installed packages."""
         self._statuses.write(hash_installed(), {status.name: status for status in statuses})
 
 
 def hash_installed() -> str:
-    """Hash the names and versions of the installed packages."""
     # Names and versions instead of stamps of files: an update of a package changes its version.
     distributions = sorted(f"{distribution.name} {distribution.version}" for distribution in metadata.distributions())
     return hashlib.sha256("\n".join([sys.version, *sys.path, *distributions]).encode("utf-8", "surrogateescape")).hexdigest()

@@ -49,9 +49,7 @@ class DiskStatistics:
     """Counts of this process since the creation of the tier."""
 
     hits: int = 0
-    """Executables that were loaded from disk."""
     misses: int = 0
-    """Executables that were compiled."""
     writes: int = 0
     """Files that were written, with executables or compile failures."""
     failures: int = 0

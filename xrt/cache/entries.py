@@ -26,8 +26,6 @@ _ENTRY, _EXECUTABLE = "entry", "executable"
 
 @dataclass(frozen=True, slots=True)
 class StoredFailure:
-    """A stored compile failure."""
-
     kind: str
     """The class of the error: ``CompileRefused`` or ``CompileFailed``."""
     reason: str
@@ -97,7 +95,6 @@ class CacheListing:
 
     key: str
     size: int
-    """Size of the file in bytes."""
     used: float
     """Time of the last read or write, in seconds since 1970."""
     engine: str

@@ -114,7 +114,6 @@ class CacheStatistics:
     misses: int
     """Requests whose executable was not in memory, or that forced a compile."""
     failures: int
-    """Compiles that raised an exception."""
     evictions: int
     size: int
     """Number of executables in the cache now."""

@@ -100,13 +100,16 @@ def _list_parents(real: Path) -> Iterator[Path]:
         home = Path.home().resolve()
     except RuntimeError:  # the user has no home directory
         home = Path("/")
-    for folder in () if real == home else real.parents:
+    if real == home:
+        return
+    for folder in real.parents:
         yield folder
         if folder == home:
             return
 
 
 def _why_not_safe_above(folder: Path) -> str | None:
+    """Explain how another user could replace the content of a folder above the cache, or return None. Raises OSError."""
     status = folder.stat()
     if reason := _why_not_owned(folder, status):
         return reason
@@ -217,7 +220,9 @@ class Records(Generic[T]):
     def get_path(self, key: str) -> Path:
         """Return the path of a record's file, which may not exist."""
         folder = self.store.root / self.schema.folder
-        return (folder / key[:2] if self.schema.is_sharded else folder) / f"{key}{self.schema.suffix}"
+        if self.schema.is_sharded:
+            folder /= key[:2]
+        return folder / f"{key}{self.schema.suffix}"
 
     def read(self, key: str) -> T | None:
         """Read a record and set its time of last use; None if it does not exist. Raises OSError, or CacheError for damage."""
@@ -442,8 +447,10 @@ class Store:
 
     def items(self, folder: str = "") -> list[RecordFile]:
         """List the files of all records, least recently used first; with ``folder`` only those in this folder of a schema."""
+        if self.root.is_symlink():
+            return []
         folders = [self.root / folder] if folder else [path for path in _list_folder(self.root) if path.name not in _NO_RECORDS]
-        items = [item for path in folders if not self.root.is_symlink() for item in _walk(path)]
+        items = [item for path in folders for item in _walk(path)]
         return sorted(items, key=lambda item: (item.used, item.key))
 
     def find_damaged(self) -> dict[RecordFile, str]:

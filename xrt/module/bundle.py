@@ -134,7 +134,8 @@ def load(
 
     Load only bundles that you trust: a compiled form is executable code.
     """
-    settings, name = parse_options({"check": check, "isolate": isolate, "threads": threads}), os.fspath(path)
+    settings = parse_options({"check": check, "isolate": isolate, "threads": threads})
+    name = os.fspath(path)
     _check_kind(path, name)
     file = BundleFile(path)
     specs = [entry["spec"] for entry in file.record.facts["engines"]]
@@ -165,7 +166,6 @@ def load(
 
 
 def _check_kind(path: str | os.PathLike[str], name: str) -> None:
-    """Raise BundleError, with the right call, if the file is a model instead of a bundle."""
     if Path(path).is_file() and not is_bundle(path):
         try:
             check_not_torch(path)
@@ -215,7 +215,8 @@ def _make_module(
     else:
         traces = {_list_types(x): partial(file.read_model, x.function) for x in record.programs if not x.fetch}
         source = TracedModel([value.name for value in record.inputs], traces)
-    module = XRTModule(source, [*specs] or REFERENCE, facts["device"], cache=cache, check=check, isolate=isolate, **options)
+    engines = [*specs] or REFERENCE  # if all engines are missing, the programs are planned again for the reference engine
+    module = XRTModule(source, engines, facts["device"], cache=cache, check=check, isolate=isolate, **options)
     module.dispatcher.max_threads += 2 * module.threads * count  # room for all saved programs at once
     module.bundle = file
     return module
@@ -251,12 +252,15 @@ def _restore_programs(module: XRTModule, tier: BundleTier) -> None:
         # An engine of this program is missing: a call plans it again.
         if not all(launch.engine in module.engines for launch in plan.launches):
             continue
-        if (key := module.sizes.restore_key(_list_types(program), context.engines)) is None:
+        restored_key = module.sizes.restore_key(_list_types(program), context.engines)
+        if restored_key is None:
             continue
+        (sizes_key,) = restored_key
         regions = list_regions(plan, context.engines.by_spec, context.engines.context)
         build.remarks = dict(_register_compiled_forms(regions, program.compiled, tier, recompiled))
-        module.dispatcher.put((key[0], program.fetch), build)
-        module.dispatcher.last = module.dispatcher.last or build
+        module.dispatcher.put((sizes_key, program.fetch), build)
+        if module.dispatcher.last is None:
+            module.dispatcher.last = build
     if recompiled:
         region, why = next(iter(recompiled.items()))
         text = f"{len(recompiled)} region(s) must be compiled again on this machine, first {region}: {why}"
@@ -329,16 +333,18 @@ def save(
             yield StoredWeight(constant.digest.hex(), IN_RECORD, 0, constant.nbytes)
 
     for (_, fetch), build in builds.items():
-        plan, function, name = build.plan, f"function:{len(programs)}", f"plan:{len(programs)}"
-        models[function], plans[name] = build.get_full_function(), to_message(plan)
+        function_section, plan_section = f"function:{len(programs)}", f"plan:{len(programs)}"
+        models[function_section] = build.get_full_function()
+        plans[plan_section] = to_message(build.plan)
         regions = zip(build.regions(), build.program().executables, strict=True)
         forms = tuple(_save_region(region, executable, compiled) for region, executable in regions)
-        program = store_program(plan, list_weights)
-        programs.append(program._replace(fetch=tuple(fetch), function=function, plan=name, compiled=forms))
+        program = store_program(build.plan, list_weights)
+        programs.append(program._replace(fetch=tuple(fetch), function=function_section, plan=plan_section, compiled=forms))
     # After the listed engines, those of reduced precision that plans use.
     versions = {engine.spec: engine.version() for engine in engines.engines if engine.spec != engines.implicit}
-    for engine in (engine for build in builds.values() for engine in build.engines.reduced_engines):
-        versions.setdefault(engine.spec, engine.version())
+    for build in builds.values():
+        for engine in build.engines.reduced_engines:
+            versions.setdefault(engine.spec, engine.version())
     facts = {
         "writer": __version__,
         "engines": [{"spec": spec, "version": version} for spec, version in versions.items()],
@@ -381,7 +387,6 @@ class SelfTestReport:
     difference: float
     """Largest absolute difference between an element of an output and the saved value."""
     seconds: float
-    """Duration of the self-test, including the compile or load of programs."""
 
     def __str__(self) -> str:
         return f"self-test passed in {self.seconds:.3f} s; largest difference {self.difference:.3g}"
@@ -395,8 +400,8 @@ def _make_example(module: XRTModule, examples: Sequence[Any], kwargs: Mapping[st
     """
     if not (examples or kwargs) and module.bundle is not None:
         return read_example(module.bundle)
-    compiled, count = module.dispatcher.to_dict().items(), len(module.source.inputs)
-    builds = [build for (_, fetch), build in compiled if build.compiled and not fetch]
+    count = len(module.source.inputs)
+    builds = [build for (_, fetch), build in module.dispatcher.to_dict().items() if build.compiled and not fetch]
     values = None
     if examples or kwargs:
         values = to_host(module.check_inputs(examples, kwargs, pads=False)[:count])
@@ -405,8 +410,8 @@ def _make_example(module: XRTModule, examples: Sequence[Any], kwargs: Mapping[st
         return None
     function = builds[-1].get_full_function()
     try:
-        # The further inputs of a padded model, its sizes, are not part of the example.
-        values = (_draw_inputs(function) if values is None else values)[:count]
+        if values is None:
+            values = _draw_inputs(function)[:count]  # without the further inputs of a padded model, its sizes
         _check_storable(values)
         inputs = tuple((value.name, np.array(array)) for value, array in zip(function.inputs, values, strict=False))
         outputs = _run_to_host(module, [array.copy() for _, array in inputs])

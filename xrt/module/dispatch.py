@@ -37,10 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call, ready to run."""
-
     inputs: Sequence[Any]
-    """Checked arrays, in the model's order."""
     options: RunOptions = DEFAULT_OPTIONS
     inspection: OutputInspector | None = None
     """Checks the outputs of each region; None without a check."""
@@ -77,8 +74,8 @@ class Call:
         return replace(self, inputs=inputs, options=replace(self.options, out=None))
 
     def _copy_updated(self, function: Function) -> dict[int, Any]:
-        """Copy the inputs that the model updates, by index."""
-        updated, copies = {name for name, _ in function.aliases}, {}
+        updated = {name for name, _ in function.aliases}
+        copies = {}
         for index, (declared, value) in enumerate(zip(function.inputs, self.inputs, strict=True)):
             if declared.name in updated:
                 with use_array_device(value):
@@ -91,7 +88,9 @@ class Call:
             for value, copy in self.saved_inputs:
                 with use_array_device(value):
                     value[...] = copy
-        elif updated := list_inplace_updates(plan, error.region) if error.updated is None else error.updated:
+            return
+        updated = list_inplace_updates(plan, error.region) if error.updated is None else error.updated
+        if updated:
             names = ", ".join(map(repr, updated))
             raise RunFailed(
                 f"{error}; the call is not repeated, since it may have partially updated {names}. Later calls run the region on "
@@ -116,9 +115,7 @@ class OutputChecks:
         self.may_check_any_call = check not in (None, "first")
         """Whether later calls may be checked too. Calls are then not prepared, because a prepared call makes no checks."""
         self.count = 0
-        """Number of calls that agreed with the reference."""
         self.unchecked: dict[str, str] = {}
-        """Reasons why Functions cannot be checked, by fingerprint."""
         self.is_too_slow = False
         """Whether the reference has exceeded `REFERENCE_TIMEOUT_SECONDS`. Unrequested checks are then skipped."""
         self._numbers = itertools.count(1)
@@ -152,7 +149,8 @@ class OutputChecks:
         if self.check is None:
             return False
         # Spreads the share evenly: with 0.25 every fourth call, not a random quarter.
-        share, call_number = 0.0 if self.check == "first" else self.check, next(self._numbers)
+        share = 0.0 if self.check == "first" else self.check
+        call_number = next(self._numbers)
         return is_first or int(call_number * share) > int((call_number - 1) * share)
 
     def _find_wrong_type(self, launch: Launch, inputs: Sequence[Any], results: Sequence[Any]) -> str | None:
@@ -160,11 +158,8 @@ class OutputChecks:
         mismatch = find_type_mismatch(launch, results)
         if mismatch is None or (expected := self._evaluate(launch, inputs)) is None:
             return None
-        types, expected_types = (
-            [(x.dtype, x.shape) if isinstance(x, np.ndarray) else type(x) for x in values] for values in (results, expected)
-        )
         # If the reference agrees with the engine, the model declares a wrong type, which another engine would not change.
-        return None if types == expected_types else mismatch
+        return None if _list_types(results) == _list_types(expected) else mismatch
 
     def _find_fault(self, engines: EngineList, launch: Launch, inputs: Sequence[Any], results: Sequence[Any]) -> str | None:
         """Describe a wrong type or value among the results of a region; None if they are right or cannot be checked."""
@@ -177,13 +172,17 @@ class OutputChecks:
         from xrt.verify.comparison import find_precision
 
         # Without its aliases the function does not update the inputs, on which the reference runs too.
-        function, engine = launch.function.replace(aliases=()), engines.get_host_engine(launch)
+        function = launch.function.replace(aliases=())
+        engine = engines.get_host_engine(launch)
         precision = "fp32" if engine is None else find_precision(engine, engines.context)
         judgement = judge_outputs(function, inputs, results, expected, self._reference, precision)
         if judgement.verdict is not Verdict.DISAGREES:
             return None
-        cause = engine and name_likely_cause(engine.implementation, function, [*inputs, *results, *expected])
-        return f"engine {launch.engine!r} computed {launch.name} wrongly: {judgement.message}{f'; {cause}' if cause else ''}"
+        problem = f"engine {launch.engine!r} computed {launch.name} wrongly: {judgement.message}"
+        cause = None
+        if engine is not None:
+            cause = name_likely_cause(engine.implementation, function, [*inputs, *results, *expected])
+        return f"{problem}; {cause}" if cause else problem
 
     def _evaluate(self, launch: Launch, inputs: Sequence[Any]) -> list[Any] | None:
         """Compute the results of a region on the reference; None if it runs there already, or cannot run there.
@@ -215,12 +214,16 @@ class OutputChecks:
         calls = "the first call for each set of input types"
         if self.check != "first":
             calls += f" and {self.check:.3g} of the others"
-        return f"checked against {REFERENCE}: {calls}; {self.count} call{'s' * (self.count != 1)} so far"
+        return f"checked against {REFERENCE}: {calls}; {self.count} call{'' if self.count == 1 else 's'} so far"
 
     def list_remarks(self, plan: Plan) -> dict[str, str]:
         """Explain why regions are not checked, by region name, without the regions that are."""
         reasons = {launch.name: self.unchecked.get(launch.function.fingerprint) for launch in plan.launches}
         return {name: f"not checked: {reason}" for name, reason in reasons.items() if reason}
+
+
+def _list_types(values: Sequence[Any]) -> list[Any]:
+    return [(value.dtype, value.shape) if isinstance(value, np.ndarray) else type(value) for value in values]
 
 
 # ---------------------------------------------------------------------- prepared calls
@@ -231,7 +234,6 @@ FastCall: TypeAlias = Callable[[tuple[Any, ...]], Any]
 """A prepared call: takes a tuple of inputs, and returns what the module returns, or `NO_MATCH`."""
 Run: TypeAlias = Callable[..., Sequence[Any]]
 Finish: TypeAlias = Callable[[Sequence[Any]], Any]
-"""Converts the list of results to the return value of a call."""
 Rescue: TypeAlias = Callable[[tuple[Any, ...], Exception], Any]
 """Repeats a failed call on another plan, from its inputs and the exception."""
 
@@ -244,14 +246,12 @@ class FastPath:
     accepts: Callable[[tuple[Any, ...]], bool] = lambda args: False
     """Whether the call can run on a tuple of inputs, because they have its types and shapes."""
     build: Specialization | None = None
-    """None if no call is prepared."""
     program: Program | None = None
 
 
 Wrap: TypeAlias = Callable[[FastPath], tuple[Sequence[Any], FastPath]]
 """Makes of a path for padded inputs a path that pads its inputs. Also returns the inputs of the last call before padding."""
 NO_PATH: Final = FastPath()
-"""A path that accepts no inputs."""
 
 
 def make_fast_path(build: Specialization, program: Program, values: Sequence[Any], rescue: Rescue) -> FastPath:
@@ -259,14 +259,14 @@ def make_fast_path(build: Specialization, program: Program, values: Sequence[Any
     expected = tuple((type(value), value.dtype, value.shape) for value in values)
     accepts = make_type_check(expected)
     string_inputs = [index for index, value in enumerate(values) if value.dtype.hasobject]
-    if string_inputs:  # the elements of an object array may not be strings
-        fits_types = accepts
-        accepts = lambda args: fits_types(args) and all(type(x) is str for index in string_inputs for x in args[index].flat)  # noqa: E731
+    if string_inputs:
+        accepts = _require_strings(accepts, string_inputs)
     # A program of a single region is called without a frame.
     run: Callable[..., Sequence[Any]] = program.fast_call or (lambda *args: program.run(args))
     finish = unpack_outputs(program.plan.function)
     if len(expected) == 1 and not string_inputs:
-        call = _make_one_input_call(run, finish, *expected[0], rescue)
+        ((kind, dtype, shape),) = expected
+        call = _make_one_input_call(run, finish, kind, dtype, shape, rescue)
     else:
         call = _make_checked_call(run, finish, accepts, rescue)
     return FastPath(call, accepts, build, program)
@@ -286,6 +286,15 @@ def make_type_check(expected: tuple[tuple[Any, Any, Any], ...]) -> Callable[[tup
         return True
 
     return accepts
+
+
+def _require_strings(accepts: Callable[[tuple[Any, ...]], bool], indices: Sequence[int]) -> Callable[[tuple[Any, ...]], bool]:
+    """Extend a type check: the inputs with these indices, object arrays, must have only strings as elements."""
+
+    def accepts_strings(args: tuple[Any, ...]) -> bool:
+        return accepts(args) and all(type(item) is str for index in indices for item in args[index].flat)
+
+    return accepts_strings
 
 
 def _make_one_input_call(run: Run, finish: Finish, kind: Any, dtype: Any, shape: Any, rescue: Rescue) -> FastCall:
@@ -372,8 +381,6 @@ class IOBinding:
         return self._returned
 
     def close(self) -> None:
-        """Release the arrays and the compiled program. Later calls raise InputError."""
-
         def fail() -> None:
             raise InputError("the bound call is closed; bind the module's inputs again")
 
@@ -420,7 +427,8 @@ def bind_io(program: Program, function: Function, values: Sequence[Any], out: An
         if isinstance(values[target], np.ndarray):
             check_updated(function.inputs[target].name, values[target])
     # The Function with the sizes of these inputs, and the types of its values if they are more precise than the plan's.
-    sized, device, types = function, program.plan.device, None
+    sized, types = function, None
+    device = program.plan.device
     if not all(isinstance(value.type, TensorType) and value.type.is_static for value in function.outputs):
         shapes = {v.name: x.shape for v, x in zip(function.inputs, values, strict=True) if isinstance(v.type, TensorType)}
         sized = passes.specialize(function, shapes)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 IMPLICIT = "toy"
 """Name of the reference engine, which is appended to a list of engines without it, unless ``strict`` is set."""
 DEFAULT_ENGINES = ("ort", "openvino", "torch", "xla", "toy")
-"""Candidates for the default engine, in the order in which they are tried."""
 
 
 def check_budget(engine: Any, options: Mapping[str, Any]) -> None:
@@ -72,7 +71,8 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
         from xrt.engines.contract.proxy import ImplicitEngine
 
         # A proxy imports the reference engine only if a node is placed on it.
-        reference, reference_context = ImplicitEngine(IMPLICIT), context.in_full_precision() if allows_fp32 else context
+        reference = ImplicitEngine(IMPLICIT)
+        reference_context = context.in_full_precision() if allows_fp32 else context
         if parse_device_kind(device) in reference.devices and reference.unsupported_options(reference_context) is None:
             engines, implicit = [*engines, reference], reference.spec
     engine_list = EngineList(tuple(engines), implicit, context, has_auto, left_out, devices)
@@ -146,25 +146,23 @@ def _check_execution(engines: Sequence[GraphCompiler], context: CompileContext, 
     is returned, otherwise an empty string.
     """
     reasons = {engine.spec: engine.unsupported_options(context) for engine in engines}
-    has_lower_precision = None in reasons.values()
+    is_supported = None in reasons.values()
     if allows_fp32:
         full, precision = context.in_full_precision(), context.options.precision
-        if not has_lower_precision and precision != "fp32":
+        if not is_supported and precision != "fp32":
             from xrt.verify.comparison import find_precision  # only needed for reduced precisions
 
             # The spec of an engine may set the precision.
-            has_lower_precision = any(find_precision(engine, full) == precision for engine in engines)
+            is_supported = any(find_precision(engine, full) == precision for engine in engines)
         reasons = {engine.spec: engine.unsupported_options(full) for engine in engines}
-        if not has_lower_precision and (full is context or None not in reasons.values()):
+        if not is_supported and None not in reasons.values():
             left_out = "; ".join(f"engine {spec!r} is left out: {reason}" for spec, reason in reasons.items())
             raise OptionError(f"no engine is left for engine='auto': {left_out}")
     if reason := next(filter(None, reasons.values()), None):
         raise OptionError(reason)
-    return (
-        ""
-        if has_lower_precision
-        else f"no engine of the list computes in {context.options.precision} here: all are placed in fp32"
-    )
+    if is_supported:
+        return ""
+    return f"no engine of the list computes in {context.options.precision} here: all are placed in fp32"
 
 
 def parse_devices(
@@ -214,13 +212,15 @@ def _isolate(engines: Sequence[GraphCompiler], settings: ModuleOptions, device_m
     from xrt.engines.contract.proxy import load_engine
     from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
 
-    limits, names = WorkerLimits(isolation.time_limit, isolation.memory_limit), {*isolation.engines}
+    limits = WorkerLimits(isolation.time_limit, isolation.memory_limit)
+    names = set(isolation.engines)
     isolated: list[GraphCompiler] = []
     for original in engines:
         if not names & {original.name, original.spec, ALL_ENGINES}:
             isolated.append(original)
             continue
-        engine, device = IsolatedEngine(load_engine(original), limits, runs=isolation.run), device_map.get_device(original.spec)
+        engine = IsolatedEngine(load_engine(original), limits, runs=isolation.run)
+        device = device_map.get_device(original.spec)
         isolated.append(engine)
         if device != "cpu" and engine.runs:
             raise OptionError(

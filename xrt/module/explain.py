@@ -30,18 +30,14 @@ if TYPE_CHECKING:
     from xrt.verify.regions import Progress
 
 SPECIAL_VALUES_PREFIX = "deviates on special values:"
-"""Prefix of remarks about NaN, infinities and similar values."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegionReport:
-    """A region in an `Explanation`."""
-
     name: str
     engine: str
     nodes: int
     operators: tuple[tuple[str, int], ...]
-    """(operator, count) pairs, most frequent first."""
     inputs: tuple[str, ...]
     """Names and types of the values that the region reads from other regions or the caller."""
     outputs: tuple[str, ...]
@@ -62,16 +58,13 @@ class Explanation:
     regions: tuple[RegionReport, ...]
     threads: int
     reasons: tuple[Reason, ...]
-    """For each node that is not on the first engine, the reason."""
     idle_pins: tuple[str, ...] = ()
     """Pins without effect: all their nodes were folded, or no output needs them."""
     placement: tuple[str, ...] = ()
     """Lines about the measurements that chose the plan, and about sizes."""
     account: CostReport | None = None
-    """Cost of each part of the plan; None if the plan was not measured."""
     device: str = "cpu"
     copies: tuple[str, ...] = ()
-    """Values that a call copies between devices."""
     bytes_copied: int = 0
     graph: str = ""
     """A sentence that says whether a requested CUDA graph was captured; empty if not requested, or before the compile."""
@@ -82,12 +75,9 @@ class Explanation:
     precision: PrecisionRecord | None = None
     """Precision of the plan and its measured error; None without an error budget."""
     left_out: tuple[str, ...] = ()
-    """Engines that ``engine="auto"`` leaves out on this machine, each with the reason."""
     plan: Plan | None = field(default=None, compare=False, repr=False)
-    """The explained plan, for drawing; not part of the data or the text."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to dicts, lists and strings."""
         # These fields have a documented data format, which `asdict` would not produce.
         parts = {name: part and part.to_dict() for name, part in (("account", self.account), ("precision", self.precision))}
         data = asdict(replace(self, plan=None, account=None, precision=None)) | parts
@@ -95,7 +85,6 @@ class Explanation:
         return data
 
     def _repr_html_(self) -> str:
-        """Render charts and tables for a notebook."""
         from xrt.html.views import render_cell
 
         return render_cell("explanation.html", is_page=False, **_describe_page(self))
@@ -109,16 +98,15 @@ class Explanation:
 
     @property
     def engine_names(self) -> str:
-        """The engines in one string, with the implicit one marked as fallback."""
         return ", ".join(f"{spec} (fallback)" if spec == self.implicit else spec for spec in self.engines)
 
     def _describe_regions(self, deviations: bool) -> Iterator[str]:
-        """Yield the lines about engines and regions. Equal regions are described once."""
         where = f"; device {self.device}" if self.device != "cpu" else ""
-        yield f"engines: {self.engine_names}; {self.threads} thread{'s' * (self.threads != 1)} for all together{where}"
-        remarks = {
-            r.name: tuple(x for x in r.remarks if deviations or not x.startswith(SPECIAL_VALUES_PREFIX)) for r in self.regions
-        }
+        yield f"engines: {self.engine_names}; {self.threads} thread{'' if self.threads == 1 else 's'} for all together{where}"
+        remarks = {region.name: region.remarks for region in self.regions}
+        if not deviations:
+            for name, texts in remarks.items():
+                remarks[name] = tuple(text for text in texts if not text.startswith(SPECIAL_VALUES_PREFIX))
         names = defaultdict[tuple[str, str], list[str]](list)
         for region in self.regions:
             for remark in remarks[region.name]:
@@ -128,7 +116,8 @@ class Explanation:
         for first, *others in group_by(self.regions, lambda r: (r.engine, r.device, r.nodes, r.operators, remarks[r.name])):
             device = f" ({first.device})" if first.device else ""
             operators = ", ".join(f"{count} {op}" if count > 1 else op for op, count in first.operators)
-            yield f"{first.name}  on {first.engine}{device}: {first.nodes} node{'s' * (first.nodes != 1)} ({operators})"
+            nodes = "1 node" if first.nodes == 1 else f"{first.nodes} nodes"
+            yield f"{first.name}  on {first.engine}{device}: {nodes} ({operators})"
             yield f"  in:  {', '.join(first.inputs) or 'nothing'}"
             yield f"  out: {', '.join(first.outputs)}"
             yield from (f"  {remark}" for remark in remarks[first.name] if (first.engine, remark) not in shared)
@@ -138,7 +127,6 @@ class Explanation:
             yield f"on {engine}, {len(sharing)} regions: {remark} ({list_some(sharing)})"
 
     def _describe_rest(self, left_out: bool) -> Iterator[str]:
-        """Yield the lines about copies, reasons, pins, placement, costs and checks."""
         if not self.regions:
             yield "no regions: the outputs are inputs or constants"
         if self.copies:
@@ -150,16 +138,20 @@ class Explanation:
         if self.reasons:
             yield f"not on the first engine that could be asked ({len(self.reasons)}; node by node in .reasons):"
             for reason_group in group_reasons(reason for reason in self.reasons if not is_about_engine(reason)):
-                first_reason, engine = reason_group.reasons[0], ", ".join(reason_group.engines)
-                single = f"{first_reason.node} ({first_reason.op}) not on {engine}: {first_reason.text}"
-                yield f"  {reason_group.summary} ({reason_group.nodes})" if len(reason_group.reasons) > 1 else f"  {single}"
+                if len(reason_group.reasons) > 1:
+                    yield f"  {reason_group.summary} ({reason_group.nodes})"
+                    continue
+                (reason,) = reason_group.reasons
+                yield f"  {reason.node} ({reason.op}) not on {', '.join(reason_group.engines)}: {reason.text}"
             for reason_group in group_reasons((reason for reason in self.reasons if is_about_engine(reason)), min_size=1):
                 yield f"  {reason_group.summary}"
         for pin in self.idle_pins:
             yield f"pin {pin} has no effect: its nodes were computed ahead of time, or no output needs them"
         yield from self.placement
-        yield from self.left_out if left_out else ()
-        yield from str(self.account or "").splitlines()
+        if left_out:
+            yield from self.left_out
+        if self.account is not None:
+            yield from str(self.account).splitlines()
         if self.checks:
             yield self.checks
 
@@ -183,7 +175,6 @@ def explain(plan: Plan, engines: EngineList, *, remarks: Sequence[Mapping[str, s
 
 
 def explain_module(module: XRTModule) -> Explanation:
-    """Explain the plan of the last call of a module, as `XRTModule.explain` describes."""
     build, checks, engines = module.specialization, module.checks, module.programs.engines
     tuned, program = build.tuned, build.compiled
     # With "auto", the engines that were left out are printed only on request.
@@ -206,11 +197,14 @@ def explain_module(module: XRTModule) -> Explanation:
 def _report_region(launch: Launch, engine: GraphCompiler | None, notes: Sequence[str]) -> RegionReport:
     """Describe a region. ``engine`` is None if the module does not have the engine of the launch."""
     function = launch.function
-    remarks = [f"engine {launch.engine!r} is not an engine of this module, whose first call plans again"]
-    if engine is not None:
+    if engine is None:
+        remarks = [f"engine {launch.engine!r} is not an engine of this module, whose first call plans again"]
+    else:
+        remarks = [*engine.remarks(function)]
         kinds = list_deviations(engine.implementation, function)
         deviations = "; ".join(f"{kind} in {', '.join(operators)}" if operators else kind for kind, operators in kinds)
-        remarks = [*engine.remarks(function), *([f"{SPECIAL_VALUES_PREFIX} {deviations}"] if deviations else [])]
+        if deviations:
+            remarks.append(f"{SPECIAL_VALUES_PREFIX} {deviations}")
     return RegionReport(
         name=launch.name,
         engine=launch.engine,
@@ -225,7 +219,6 @@ def _report_region(launch: Launch, engine: GraphCompiler | None, notes: Sequence
 
 
 def render_explanation_page(explanation: Explanation, model: str) -> str:
-    """Render an Explanation as an HTML page; ``model`` is the model's name for the title."""
     from xrt.html.views import render_page
 
     return render_page("explanation.html", f"Where the nodes of {model} are", is_page=True, **_describe_page(explanation))
@@ -255,8 +248,6 @@ def _describe_page(report: Explanation) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RegionMemory:
-    """Memory of one region."""
-
     name: str
     engine: str
     weights: int
@@ -272,22 +263,18 @@ class Memory:
     """Memory of a program in bytes. Prints as a table; `to_dict` converts it to plain data."""
 
     weights: int
-    """Bytes of the constants that regions read."""
     mapped: int
     """Bytes of ``weights`` and ``unused`` in memory-mapped files. The OS loads these pages on demand and may drop them."""
     unused: int
     """Bytes of the model's constants that are in memory, but no region reads them after constant folding."""
     crossing: int
-    """Bytes of region outputs whose sizes are known at compile time."""
     unknown: int
-    """Number of region outputs whose sizes are known only at run time."""
     arena: int | None
     """Bytes of the arena for values between regions, one per concurrent call; None before the compile."""
     regions: tuple[RegionMemory, ...]
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the program is compiled, so that engines report their memory."""
         return self.arena is not None
 
     def _sum_uses(self, is_included: Callable[[MemoryUse], bool]) -> int:
@@ -306,14 +293,12 @@ class Memory:
 
     @property
     def private(self) -> int:
-        """Bytes of ``held`` that only this process has."""
         return self.held - self.shared
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "held": self.held, "shared": self.shared, "private": self.private}
 
     def _repr_html_(self) -> str:
-        """Render an HTML table for a notebook."""
         from xrt.html.views import render_cell  # only for notebooks
 
         rows = [(name.strip(), size, why) for name, size, why in self._list_rows()]
@@ -324,7 +309,6 @@ class Memory:
         return "\n".join(f"{name:<28}{size:>11}  {why}".rstrip() for name, size, why in self._list_rows())
 
     def _list_rows(self) -> Iterator[tuple[str, str, str]]:
-        """Yield the rows of the table: label, bytes, remark."""
         yield "weights", _format_size(self.weights), f"held once; {_format_size(self.mapped)} of all constants in mapped files"
         if self.unused:
             yield "  unused", _format_size(self.unused), "constants of the model that were folded into others"
@@ -365,11 +349,13 @@ def measure_memory(plan: Plan, original: Function, program: Program | None) -> M
     sizes = [type_.nbytes if isinstance(type_, TensorType) else None for type_ in types]
     regions, first_regions = [], dict[int, str]()
     for launch, executable in zip_longest(plan.launches, program.executables if program else ()):
-        uses, owner = None, launch.name
+        uses, same_as = None, ""
         if executable is not None:
+            uses = executable.memory()
             # Equal regions share an executable. Its memory counts for the first of these regions.
-            uses, owner = executable.memory(), first_regions.setdefault(id(executable), launch.name)
-        nbytes, same_as = _count_bytes(_collect_constants([launch.function])), owner if owner != launch.name else ""
+            first = first_regions.setdefault(id(executable), launch.name)
+            same_as = first if first != launch.name else ""
+        nbytes = _count_bytes(_collect_constants([launch.function]))
         regions.append(RegionMemory(launch.name, launch.engine, nbytes, None if uses is None else tuple(uses), same_as))
     return Memory(
         weights=_count_bytes(used),
@@ -395,8 +381,9 @@ def _count_bytes(constants: Mapping[object, Constant]) -> int:
 def _format_size(nbytes: int | None) -> str:
     if nbytes is None:
         return "?"
-    units = (1e6, "MB") if nbytes >= 1e6 else (1e3, "kB")
-    return f"{nbytes} B" if nbytes < 1000 else f"{nbytes / units[0]:.1f} {units[1]}"
+    if nbytes < 1000:
+        return f"{nbytes} B"
+    return f"{nbytes / 1e3:.1f} kB" if nbytes < 1e6 else f"{nbytes / 1e6:.1f} MB"
 
 
 # ---------------------------------------------------------------------- comparison with the reference engine

@@ -88,13 +88,12 @@ class LockedPlacement:
         planned_sizes, planned_function = sizes, function
         if model is not None:
             declared = model.get_declared()
-            axes, shapes = list(list_open_axes(declared.inputs)), read_shapes(self.lock, declared)
-            dims = ((name, shapes.get(declared.inputs[index].name, ()), axis) for index, axis, name in axes)
-            locked = FrozenDict({name: shape[axis] for name, shape, axis in dims if axis < len(shape)})
-            is_same = self.lock.model.get(SYMBOLIC) == declared.fingerprint
+            dims = {name for _, _, name in list_open_axes(declared.inputs)}
+            locked_sizes = self._read_sizes(declared)
+            is_same_model = self.lock.model.get(SYMBOLIC) == declared.fingerprint
             # A lockfile stores ranges of nodes. They are checked at the sizes of the lockfile, and are the same at all sizes.
-            if is_same and locked.keys() == {name for _, _, name in axes} and locked != sizes:
-                planned_sizes, planned_function = locked, model.specialize(locked)
+            if is_same_model and locked_sizes.keys() == dims and locked_sizes != sizes:
+                planned_sizes, planned_function = locked_sizes, model.specialize(locked_sizes)
         request = engines.make_request(planned_function, clustering=clustering)
         reasons = (*list_mismatches(self.lock, request), *self._list_budget_violations())
         if not reasons:
@@ -111,6 +110,16 @@ class LockedPlacement:
         warn(f"{text}. The placement is measured again; `xrt lock` makes another lock, strict=True refuses", PlacementWarning)
         return None
 
+    def _read_sizes(self, declared: Function) -> Sizes:
+        """Read the sizes of the model's symbolic dims from the lockfile, as far as it has them."""
+        shapes = read_shapes(self.lock, declared)
+        sizes = {}
+        for input_index, axis, name in list_open_axes(declared.inputs):
+            shape = shapes.get(declared.inputs[input_index].name, ())
+            if axis < len(shape):
+                sizes[name] = shape[axis]
+        return FrozenDict(sizes)
+
     def _list_budget_violations(self) -> Iterator[str]:
         """Yield a message if the error in the lockfile exceeds the caller's budget, or was measured in another metric."""
         budget, record = self.budget, self.lock.precision
@@ -119,8 +128,8 @@ class LockedPlacement:
         if budget.name != record.measure:
             yield f"its error was measured as {record.measure!r} and the budget is of {budget.name!r}"
         elif (error := max(record.error, record.high or 0.0)) > budget.limit:
-            allowed, was = (format_error(value, record.measure) for value in (budget.limit, error))
-            yield f"its error was measured to be up to {was}, and {allowed} is allowed"
+            measured, allowed = format_error(error, record.measure), format_error(budget.limit, record.measure)
+            yield f"its error was measured to be up to {measured}, and {allowed} is allowed"
 
 
 def load_lock(lock: Any, budget: ErrorBudget | None) -> LockedPlacement:
@@ -154,7 +163,8 @@ def lock_module(
         raise LockError(f"there is nothing to lock: {why or 'the budget was too small for one measurement'}")
     setup = _make_setup(module, build.function, values, seconds, tuned.reduced_engines)
     # The search has measured the error of a plan of reduced precision, so its results are not compared here.
-    setup = replace(setup, reduced_plan=None if tuned.precision is None or tuned.precision.precision == "fp32" else build.plan)
+    if tuned.precision is not None and tuned.precision.precision != "fp32":
+        setup = replace(setup, reduced_plan=build.plan)
     baseline = make_baseline(setup, build.plan, tuned.race)
     source = {"name": build.function.name[:MAX_NAME_CHARACTERS], **source}
     if module.programs.placer.model is not None and build.sizes:

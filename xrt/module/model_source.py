@@ -52,7 +52,9 @@ def is_graph(model: object, *, as_class: bool = False) -> bool:
     tracing = sys.modules.get("xrt.builder.tracing")
     if tracing is None:
         return False
-    return issubclass(model, tracing.Graph) if as_class and isinstance(model, type) else isinstance(model, tracing.Graph)
+    if as_class and isinstance(model, type):
+        return issubclass(model, tracing.Graph)
+    return isinstance(model, tracing.Graph)
 
 
 def _check_function(function: Function) -> Function:
@@ -87,7 +89,6 @@ def is_from_torch(model: object) -> bool:
 
 
 def _load_file(path: Path) -> StaticModel:
-    """Load an ONNX file. Raises ModelError, with advice for PyTorch files and bundles."""
     from xrt.formats.onnx.files import load_file
 
     check_not_torch(path)
@@ -125,11 +126,11 @@ class StaticModel:
         self.is_static = all(isinstance(value.type, TensorType) and value.type.is_static for value in inputs)
         """Whether one program serves all inputs, because their sizes are fixed."""
 
-    def key(self, values: Sequence[Any]) -> Key:
+    def make_key(self, values: Sequence[Any]) -> Key:
         """Make the key for the inputs of a call: their shapes, or None if the model has no symbolic dims."""
         return None if self.is_static else tuple(getattr(value, "shape", None) for value in values)
 
-    def function(self, key: Key) -> Function:
+    def get_function(self, key: Key) -> Function:
         """Return the Function for inputs with this key. The key None leaves dims symbolic."""
         from xrt import passes
 
@@ -140,12 +141,10 @@ class StaticModel:
         return passes.specialize(function, {v.name: shape for v, shape in pairs if isinstance(v.type, TensorType)})
 
     def get_declared_function(self) -> Function:
-        """Return the Function with its symbolic dims."""
         return self._function
 
     @property
     def locations(self) -> tuple[str, ...]:
-        """The paths of external data files, as they are written in the model file."""
         return self._locations
 
 
@@ -176,11 +175,10 @@ class TracedModel:
         self.inputs = tuple(Value(name) for name in names)
         self._traces = traces
 
-    def key(self, values: Sequence[Any]) -> tuple[Type | None, ...]:
-        """Make the key for the inputs of a call: their types."""
+    def make_key(self, values: Sequence[Any]) -> tuple[Type | None, ...]:
         return tuple(inputs.infer_type(value) for value in values)
 
-    def function(self, key: Any) -> Function:
+    def get_function(self, key: Any) -> Function:
         """Return the Function for inputs of these types. Raises InputError if the bundle has none."""
         if key not in self._traces:
             saved = "; ".join(f"({', '.join(map(str, types))})" for types in self._traces)
@@ -204,7 +202,7 @@ class TracedGraph(TracedModel):
         super().__init__(graph.input_names, {})
         self.graph = graph
 
-    def function(self, key: Any) -> Function:
+    def get_function(self, key: Any) -> Function:
         function = self.graph.trace(*key)
         if len(function.inputs) > len(key):
             state_names = ", ".join(repr(value.name) for value in function.inputs[len(key) :])
@@ -216,11 +214,10 @@ class TracedGraph(TracedModel):
     def get_declared_function(self) -> Function:
         if self.inputs:
             raise InputError("an xrt.Graph is traced for its inputs; call the module, or m.compile(*examples), first")
-        return self.function(())
+        return self.get_function(())
 
 
 ModelSource: TypeAlias = StaticModel | TracedModel
-"""A model before it is compiled."""
 
 
 def load_unchanged(path: Path, check: Callable[[], None]) -> StaticModel:

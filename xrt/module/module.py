@@ -103,7 +103,6 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
     """
 
     def __new__(cls, model: Any = None, *args: Any, **options: Any) -> Self:
-        """Make a `TorchModule` for a `torch.nn.Module`."""
         if cls is XRTModule and (front_end := find_front_end(model)) is not None:
             return cast("Self", front_end(model, *args, **options))
         return super().__new__(cls)
@@ -455,8 +454,9 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
 
         if self.dispatcher.last is not None:
             return self.explain()._repr_html_()
-        values = [(kind, v.name, str(v.type or "")) for kind in ("input", "output") for v in getattr(self, f"{kind}s")]
-        table = ("Inputs and outputs", {"": "", "name": "", "type": ""}, values)
+        rows = [("input", value.name, str(value.type or "")) for value in self.inputs]
+        rows += [("output", value.name, str(value.type or "")) for value in self.outputs]
+        table = ("Inputs and outputs", {"": "", "name": "", "type": ""}, rows)
         facts = {"engines": ", ".join(self.engines), "threads": str(self.threads), "plan": "made by the first call"}
         return render_cell("summary.html", title=type(self).__name__, facts=facts, tables=[table])
 
@@ -476,10 +476,8 @@ class Construction:
     cache: CompileCache | str | os.PathLike[str] | None
     options: Mapping[str, Any]
     path: Path | None
-    """Absolute path of the model's file; None if the model was not a path."""
 
     def create_module(self, module_class: Any, model: Any) -> Any:
-        """Create another module with these arguments."""
         return module_class(model, self.engine, self.device, cache=self.cache, **self.options)
 
 
@@ -497,13 +495,17 @@ def _why_not_picklable(part: Any) -> str | None:
     Pickle stores functions and classes by name, so they must be importable. Other objects are copied as a trial: `copy.deepcopy`
     uses the same hooks as pickle (``__reduce_ex__``).
     """
-    members = part.values() if isinstance(part, Mapping) else part if isinstance(part, list | tuple) else (part,)
+    members: Iterable[Any] = (part,)
+    if isinstance(part, Mapping):
+        members = part.values()
+    elif isinstance(part, list | tuple):
+        members = part
     for member in members:
         definition = member if isinstance(member, FunctionType | type) else type(member)
         attribute: Any = sys.modules.get(definition.__module__)
         for name in definition.__qualname__.split("."):
             attribute = getattr(attribute, name, None)
-        if attribute is not definition and definition is not type(None):
+        if attribute is not definition and definition is not type(None):  # no module has the class of None by name
             return f"{definition.__module__}.{definition.__qualname__} is not found by that name"
     try:
         copy.deepcopy(part)

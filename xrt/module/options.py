@@ -30,14 +30,12 @@ class PrecisionChoice:
     """The reduced precisions that a module may use, and the nodes that stay in float32."""
 
     names: tuple[Precision, ...] = ()
-    """The reduced precisions; empty if the caller named none."""
     exact_nodes: tuple[NodePattern, ...] = ()
     table: CalibrationTable | None = None
     """Ranges of values for int8; None if they are measured on examples."""
 
     @property
     def is_quantized(self) -> bool:
-        """Whether int8 is the only reduced precision."""
         return self.names == ("int8",)
 
 
@@ -152,13 +150,11 @@ class ModuleOptions:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether progress is shown on a terminal or in a notebook."""
         return self.progress in (None, True)
 
 
 _DEFAULT = ModuleOptions()
 OWNERS: tuple[type, ...] = (ClusteringOptions, ExecutionOptions, ModuleOptions)
-"""The classes whose fields are keywords of XRTModule."""
 
 
 KEYWORDS: dict[str, tuple[dataclasses.Field[Any], type]] = {
@@ -184,18 +180,22 @@ def parse_options(options: Mapping[str, Any], owner: str = "XRTModule", extra: t
             raise OptionError(f"{owner} has no option {name!r}.{nearest} It has: {', '.join(names)}")
     # First, because ``precision`` may be an option of the module or of the compile.
     values, choice = _read_precision_options(options)
-    clustering, execution, module = (
-        {name: value for name, value in values.items() if KEYWORDS[name][1] is owner} for owner in OWNERS
-    )
+    keywords: dict[type, dict[str, Any]] = {options_class: {} for options_class in OWNERS}
+    for name, value in values.items():
+        _, options_class = KEYWORDS[name]
+        keywords[options_class][name] = value
+    module = keywords[ModuleOptions]
     # A reader gets None only if None is not the default, because then the caller has chosen it.
     for name, read in _READERS.items():
-        if name in module and (module[name] is not None or KEYWORDS[name][0].default is not None):
+        field, _ = KEYWORDS[name]
+        if name in module and (module[name] is not None or field.default is not None):
             module[name] = read(module[name])
     if module.get("lock") is not None:
         from xrt.module.lockfile import load_lock  # only needed with a lock
 
         module["lock"] = load_lock(module["lock"], module.get("max_error"))
-    settings = ModuleOptions(ClusteringOptions(**clustering), ExecutionOptions(**execution), choice, **module)
+    clustering = ClusteringOptions(**keywords[ClusteringOptions])
+    settings = ModuleOptions(clustering, ExecutionOptions(**keywords[ExecutionOptions]), choice, **module)
     check_options(settings)
     return settings
 
@@ -256,7 +256,6 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "progress": _read_progress,
     "shapes": parse_shapes,
 }
-"""Converters for keywords that accept other types than their fields have."""
 
 
 def _parse_precision(value: Any) -> PrecisionChoice:
@@ -360,5 +359,4 @@ def add_keywords(cls: C) -> C:
 
 
 def get_accepted_type(field: dataclasses.Field[Any]) -> str:
-    """Return the type annotation of the values that a keyword accepts."""
     return str(field.metadata.get("accepts") or field.type)

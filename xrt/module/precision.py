@@ -91,11 +91,8 @@ def measure_ranges(declared: Function, settings: ModuleOptions, engines: EngineL
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """The values that calibration observes in calls of one Function."""
-
     function: Function
     keys: Mapping[str, str]
-    """Keys in the calibration table, by name of the observed value."""
     groups: tuple[tuple[str, ...], ...]
     """Names of intermediate values. Each group is fetched in a separate run, to limit memory."""
 
@@ -103,8 +100,9 @@ class _Site:
     def from_function(cls, function: Function) -> _Site:
         """Select the values to observe. Raises CalibrationError if the model has nothing to quantize."""
         prepared = prepare_for_quantization(infer_shapes(function))
-        more = (name for name in list_calibrated_values(prepared, DEFAULT_OPTIONS) if function.defines(name))
-        names, keys = list(dict.fromkeys([*list_calibrated_values(function), *more])), hash_values(function)
+        prepared_names = [name for name in list_calibrated_values(prepared, DEFAULT_OPTIONS) if function.defines(name)]
+        names = list(dict.fromkeys([*list_calibrated_values(function), *prepared_names]))
+        keys = hash_values(function)
         if not names:
             raise CalibrationError(
                 f"nothing of model {function.name!r} can be quantized: it has no Conv, ConvTranspose, Gemm or MatMul of float32 "
@@ -137,10 +135,13 @@ def calibrate_module(module: XRTModule, batches: Iterable[Any], method: str, par
         raise OptionError("calibration cannot observe padded inputs; make the module without shapes=Buckets(...)")
     observer, source, sites = Observer(method, parameters), module.source, dict[object, _Site]()
     for batch in batches:
-        args = () if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else (batch,)
-        values = module.check_inputs(args, batch if isinstance(batch, Mapping) else {}, pads=False)
-        if (key := source.key(values)) not in sites:
-            sites[key] = _Site.from_function(source.function(key))
+        if isinstance(batch, Mapping):
+            values = module.check_inputs((), batch, pads=False)
+        else:
+            values = module.check_inputs(batch if isinstance(batch, list | tuple) else (batch,), {}, pads=False)
+        key = source.make_key(values)
+        if key not in sites:
+            sites[key] = _Site.from_function(source.get_function(key))
         sites[key].observe(module, values, observer)
     if not observer.batches:
         raise CalibrationError("calibration got no batches; pass a list with at least one, each with the inputs of a call")

@@ -79,7 +79,6 @@ def make_refusal(program: Program, error: RunFailed) -> Refusal:
 
 
 def warn_refusals(refused: Iterable[Refusal]) -> None:
-    """Issue a FallbackWarning for each refusal."""
     for refusal in refused:
         more = f" and {len(refusal.nodes) - 1} more" if len(refusal.nodes) > 1 else ""
         warn(f"{refusal.reason}; node {refusal.nodes[0]!r}{more} placed on another engine", FallbackWarning)
@@ -94,15 +93,12 @@ class SavedSpecialization:
 
     plan: Plan
     load_function: Callable[[], Function]
-    """Loads the Function with all nodes."""
     load_complete: Callable[[], Specialization] | None = None
     """Loads the specialization with all nodes, for reports and replanning. None if ``plan`` has all nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """What the specializations of a module share."""
-
     engines: EngineList
     settings: ModuleOptions
     cache: CompileCache
@@ -126,11 +122,9 @@ class Specialization:
         self.sizes: Mapping[str, int] = {}
         """Sizes of the model's symbolic dims at which it is placed by measurement; empty otherwise."""
         self.remarks: Mapping[str, str] = {}
-        """Remarks of a bundle on the compiled forms of regions, by region name."""
         self.compiled: Program | None = None
         self.refused: tuple[Refusal, ...] = ()
         self.checked = False
-        """Whether a call of this plan was checked and its outputs were correct."""
         self.usage: tuple[Program, dict[int, tuple[int, int]]] | None = None
         """Set by the `Dispatcher`: the program, and (bytes, threads) held between calls by the ``id`` of each executable."""
         self.tuned = tuned
@@ -149,19 +143,20 @@ class Specialization:
 
     @cached_property
     def _support(self) -> SupportMatrix:
-        """Which engines support which nodes. Engines are queried once for all plans."""
         return SupportMatrix.of(self.get_full_function(), self.engines.engines, self.engines.device_map)
 
     @property
     def plan(self) -> Plan:
-        """The plan with all nodes."""
         complete = self._load_complete()
         return self._plan if complete is None else complete.plan
 
     def _load_complete(self) -> Specialization | None:
         """Load the specialization with all nodes; None if this specialization has them."""
         saved = self._saved
-        return saved.load_complete() if saved and saved.load_complete and self._plan is saved.plan else None
+        # A plan that was made again, after a failure of a region, has all nodes.
+        if saved is None or saved.load_complete is None or self._plan is not saved.plan:
+            return None
+        return saved.load_complete()
 
     def get_full_function(self) -> Function:
         """Return the Function with all nodes. In a stored plan, `function` has one node for each region instead."""
@@ -173,11 +168,9 @@ class Specialization:
         return self._saved is not None
 
     def regions(self) -> list[RegionToCompile]:
-        """List the regions to compile, in plan order."""
         return list_regions(self.plan, self.engines.by_spec, self.engines.context)
 
     def memory(self) -> Memory:
-        """Measure the memory of the plan. Engines report their memory only after the compile."""
         from xrt.module.explain import measure_memory
 
         complete = self._load_complete()
@@ -358,8 +351,6 @@ MAX_SILENT_COMPILES = 3
 
 
 class Programs:
-    """Plans and compiles the specializations of one module."""
-
     def __init__(self, model: Any, engine: Any, device: str, settings: ModuleOptions, cache: CompileCache) -> None:
         """Open ``model`` on ``engine``: a name, spec, instance or list; None chooses a default engine."""
         began = perf_counter()
@@ -367,7 +358,6 @@ class Programs:
         self.settings, self.cache = settings, cache
         self.sizes = SizePolicy(settings, self.source, self.engines, self.stored)
         self.reducer: ReducedPrecisionSearch | None = None
-        """The search for plans within the module's error budget; None without a budget."""
         if settings.max_error is not None:
             from xrt.module.precision import make_precision_reducer  # slow to import, and rarely needed
 
@@ -409,15 +399,17 @@ class Programs:
 
     def find_or_plan(self, key: tuple[object, tuple[str, ...]], values: Any, place: Placer | None = None) -> Specialization:
         """Return the specialization with this key (see `Specialization.key`), or plan it. For the other arguments see `find`."""
-        build = self.dispatcher.get(key) if place is None else None
-        if build is not None:
+        if place is None and (build := self.dispatcher.get(key)) is not None:
             return build
+        sizes_key, fetch = key
+        build = None
         with self.planning_lock:
             if place is None and (build := self.dispatcher.get(key)) is not None:
                 return build
-            if self.stored is not None and place is None and not key[1]:
-                build = self.stored.find(key[0], self.sizes.get_source(values))
-            build = build or self._plan(key, values, place)
+            if self.stored is not None and place is None and not fetch:
+                build = self.stored.find(sizes_key, self.sizes.get_source(values))
+            if build is None:
+                build = self._plan(key, values, place)
             build.key = key
             # With "auto", a model with symbolic dims is measured by its first call. A plan that is requested before, for display,
             # is made in list order and not stored. Modules without "auto" must not import the placer.
@@ -434,7 +426,7 @@ class Programs:
         base = self.find(values) if fetch and self.engines.is_auto else None
         began = self.placer.clock() - self._construction_seconds if self.engines.is_auto else 0.0
         source = self.sizes.get_source(values)
-        function = source.get_declared_function() if values is None else source.function(sizes_key)
+        function = source.get_declared_function() if values is None else source.get_function(sizes_key)
         function = add_outputs(function, fetch)
         if self._must_choose_engine:
             device, why_not = self.engines.context.device, partial(why_not_supported, function, self.settings)
@@ -497,7 +489,11 @@ class Programs:
         self._compiles += 1
         if self._compiles == MAX_SILENT_COMPILES:
             why = [self.sizes.why_not_general(values, self) or "the first sizes have a separate program", *self.sizes.refusals]
-            suggestions = ["shapes='one'"] * self.engines.can_be_dynamic + ["shapes=xrt.Buckets()"] * self.engines.is_auto
+            suggestions = []
+            if self.engines.can_be_dynamic:
+                suggestions.append("shapes='one'")
+            if self.engines.is_auto:
+                suggestions.append("shapes=xrt.Buckets()")
             suggestions.append("an engine that has one program for all sizes, such as 'ort'")
             warn(
                 f"{MAX_SILENT_COMPILES} calls of this module have waited for a compile, each for other sizes: "
@@ -510,10 +506,10 @@ class Programs:
 
     @cached_property
     def placer(self) -> AutoPlacement:
-        """The placer for ``engine="auto"`` and `XRTModule.tune`."""
         from xrt.placement.auto import AutoPlacement, SymbolicModel
 
-        settings, load, model = self.settings, None, None
+        settings = self.settings
+        load, model = None, None
         if settings.lock is not None:
             load = partial(settings.lock.load_result, clustering=settings.clustering, strict=settings.strict)
         if self.engines.is_auto and self.sizes.open_axes:
@@ -533,12 +529,11 @@ class Programs:
         )
 
     def _specialize_at(self, sizes: Mapping[str, int]) -> Function:
-        """Create the optimized Function for these sizes of the symbolic dims."""
         served = self.sizes.served_source
         shapes = [list(getattr(value.type, "shape", None) or ()) for value in served.inputs]
         for index, axis, name in self.sizes.open_axes:
             shapes[index][axis] = sizes[name]
-        function = served.function(tuple(map(tuple, shapes)))
+        function = served.get_function(tuple(map(tuple, shapes)))
         return optimize(function, fold=self.settings.fold_constants, engines=self.engines)
 
     def adopt_decision(self, build: Specialization) -> None:
@@ -577,7 +572,6 @@ def format_implicit_fallback(plan: Plan, implicit: str | None, refusals: Iterabl
 
 
 def warn_of_evictions(limit: int) -> None:
-    """Issue the SignatureWarning of a module that evicts compiled programs; ``limit`` is its memory limit in bytes."""
     warn(
         f"the programs that this module compiled for different input types hold more than the cache's max_bytes={limit}, or "
         f"{MAX_IDLE_THREADS} threads, so the least recently used are dropped; pass inputs of fewer shapes, use engines that "
@@ -605,7 +599,6 @@ class Dispatcher:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self.max_threads = MAX_IDLE_THREADS
-        """Limit on the threads that all executables together keep between calls."""
         self._builds: OrderedDict[object, Specialization] = OrderedDict()
         self._prepared: OrderedDict[object, FastPath] = OrderedDict()
         self._lock = renew_after_fork(RLock())
@@ -617,7 +610,6 @@ class Dispatcher:
         return iter(self.to_dict().values())
 
     def to_dict(self) -> dict[Any, Specialization]:
-        """Copy the specializations into a dict by key."""
         with self._lock:
             return dict(self._builds)
 
@@ -629,7 +621,6 @@ class Dispatcher:
             return build
 
     def put(self, key: object, build: Specialization) -> None:
-        """Store a specialization, replacing one with the same key."""
         with self._lock:
             if key in self._builds:
                 self._drop(key)
@@ -638,7 +629,6 @@ class Dispatcher:
         self._shrink(build)
 
     def remove(self, build: Specialization) -> None:
-        """Drop a specialization, unless it was dropped already."""
         with self._lock:
             if self._builds.get(build.key) is build:
                 self._drop(build.key)
@@ -673,7 +663,6 @@ class Dispatcher:
         return True
 
     def _sum_usage(self) -> tuple[int, int]:
-        """Sum the bytes and the threads that all executables keep between calls."""
         usage: dict[int, tuple[int, int]] = {}
         for build in self._builds.values():
             if build.usage is not None:
@@ -689,7 +678,8 @@ class Dispatcher:
     def _shrink(self, newest: Specialization) -> None:
         """Evict specializations, but not ``newest``, until the limits are met. The first eviction issues a SignatureWarning."""
         with self._lock:
-            count, others = len(self._builds), [key for key, build in self._builds.items() if build is not newest]
+            count = len(self._builds)
+            others = [key for key, build in self._builds.items() if build is not newest]
             while others and self._exceeds_limits():
                 self._drop(others.pop(0))
             must_warn = len(self._builds) < count and not self._has_warned
@@ -706,7 +696,6 @@ class Dispatcher:
         self.path, self.call = path, path.call
 
     def select(self, build: Specialization) -> None:
-        """Record that the last call used this specialization."""
         with self._lock:
             # The installed call belongs to the previous specialization. It would run without changing `last` back.
             if build is not self.last:
@@ -754,7 +743,6 @@ class Dispatcher:
             self._install(path)
 
     def forget(self) -> None:
-        """Drop all prepared calls."""
         with self._lock:
             self._install(NO_PATH)
             self._prepared.clear()
@@ -791,8 +779,11 @@ def open_model(
         from xrt.module.stored_plans import find_stored_plans  # which imports this module
 
         stored = find_stored_plans(model, cache, settings, engines)
-        _, earlier = next(iter(opened.values()), (None, None))
-        source = (stored and stored.source) or earlier or make_source(model)
+        source: ModelSource | None = stored.source if stored is not None else None
+        if source is None and opened:  # it was read for another default engine
+            _, source = next(iter(opened.values()))
+        if source is None:
+            source = make_source(model)
         opened[engines.engines[0].spec] = stored, source
         # A plan is stored only if the listed engines support all nodes, so the model need not be read.
         if engine is not None or source.is_traced or (stored is not None and stored.source is not None):

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from xrt.placement.engine_list import EngineList
 
 MAX_CACHED_SIZES = 4096
-"""Maximum number of sets of sizes whose padded sizes are cached."""
 
 
 def dump_shapes(shapes: Shapes) -> dict[str, Any]:
-    """Convert the option ``shapes`` to plain data for `read_shapes`."""
-    return {"rule": shapes} if isinstance(shapes, str) else {"buckets": shapes.sizes and dict(shapes.sizes)}
+    if isinstance(shapes, str):
+        return {"rule": shapes}
+    return {"buckets": None if shapes.sizes is None else dict(shapes.sizes)}
 
 
 def read_shapes(facts: Mapping[str, Any]) -> Shapes:
@@ -52,13 +52,9 @@ def round_up(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Pads the inputs and cuts the outputs of calls with certain sizes."""
-
     model: PaddedModel
     sizes: Sizes
-    """Sizes of the symbolic dims before padding."""
     padded: Sizes
-    """Sizes of the symbolic dims after padding."""
 
     def pad(self, values: Sequence[Any]) -> list[Any]:
         """Pad inputs with zeros or empty strings. Append the sizes before padding, which the padded model has as inputs."""
@@ -74,13 +70,10 @@ class Padding:
         return [*arrays, *(np.array(self.sizes[name], np.int64) for name in self.model.padded.fed)]
 
     def cut(self, results: Sequence[Any]) -> Sequence[Any]:
-        """Cut outputs to the sizes that they have without padding."""
         return results if self.sizes == self.padded else self.model.padded.cut(results, self.sizes, self.padded)
 
 
 class PaddedValues(list[Any]):
-    """The padded inputs of a call, with the inputs before padding."""
-
     def __init__(self, unpadded: Sequence[Any], padding: Padding) -> None:
         super().__init__(padding.pad(unpadded))
         self.unpadded, self.padding = unpadded, padding
@@ -101,8 +94,6 @@ class PaddedValues(list[Any]):
 
 
 class PaddedModel:
-    """A model whose inputs are padded to a few sizes."""
-
     def __init__(self, source: ModelSource, padded: PaddedFunction, buckets: Mapping[str, tuple[int, ...] | None]) -> None:
         self.inputs, self.padded = source.inputs, padded
         self.buckets = FrozenDict({dim: buckets.get(dim) for dim in padded.dims})
@@ -113,7 +104,6 @@ class PaddedModel:
         self._choose = lru_cache(MAX_CACHED_SIZES)(self._find_sizes)
 
     def choose(self, sizes: Sizes) -> Sizes:
-        """Choose the padded sizes for a call with ``sizes``."""
         return self._choose(tuple(sizes.items()))
 
     def _find_sizes(self, items: tuple[tuple[str, int], ...]) -> Sizes:
@@ -173,16 +163,18 @@ class SizePolicy:
         self.exact_keys: frozenset[object] = frozenset()
         """Keys of the sizes with a static program: those of the first call, and those at which a placement was measured."""
         self.refusals: tuple[str, ...] = ()
-        """Messages about dims that cannot be padded."""
         self.padding = self._make_padding(engines, self.shapes) if isinstance(self.shapes, Buckets) else None
         self.served_source = source if self.padding is None else self.padding.source
         self.open_axes = () if source.is_traced else tuple(list_open_axes(self.served_source.inputs))
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        lines = (*(self.padding.describe() if self.padding else ()), *self.refusals)
-        kind = "set" if self.padding is None else "bucket"
-        return (*lines, f"one program for each {kind} of sizes: {self._why_not_general}") if self._why_not_general else lines
+        remarks = [] if self.padding is None else list(self.padding.describe())
+        remarks += self.refusals
+        if self._why_not_general:
+            kind = "set" if self.padding is None else "bucket"
+            remarks.append(f"one program for each {kind} of sizes: {self._why_not_general}")
+        return tuple(remarks)
 
     def get_source(self, values: Any) -> ModelSource:
         """Return the model for these inputs: the padded one if they were padded. ``values=None`` means the declared types."""
@@ -194,17 +186,18 @@ class SizePolicy:
         """Pad the inputs of a call if a padded program serves their sizes. ``pads=False`` does not change sizes."""
         # Sizes with a static program, as in a bundle, are not padded.
         if self.padding is not None and self.pads_all:
-            return values if self.source.key(values) in self.exact_keys else self.padding.pad(values, exact=not pads)
+            return values if self.source.make_key(values) in self.exact_keys else self.padding.pad(values, exact=not pads)
         if not pads or self.shapes != "auto" or not self.open_axes:
             return values
-        sizes = self.source.key(values)
+        sizes = self.source.make_key(values)
         # These sizes have a program already, in this module or in the cache.
         if self._assign_static_program(sizes, programs) or (self._stored is not None and self._stored.has(sizes)):
             return values
         # A general program is better, because it does not compute padding.
         if programs.engines.are_dynamic or not self.why_not_general(values, programs):
             return values
-        return values if (padding := self.find_padding(programs)) is None else padding.pad(values)
+        padding = self.find_padding(programs)
+        return values if padding is None else padding.pad(values)
 
     def get_key(self, values: Any, programs: Programs) -> object:
         """Make the key of the program for these inputs: their shapes or, for a traced graph, their types.
@@ -214,7 +207,7 @@ class SizePolicy:
         if values is None and not self.source.is_traced:
             return None
         source, engines = self.get_source(values), programs.engines
-        sizes = source.key(values or [])
+        sizes = source.make_key(values or [])
         if (
             sizes is None
             or source is not self.source
@@ -228,7 +221,7 @@ class SizePolicy:
     def set_exact(self, values: Sequence[Any]) -> None:
         """Use a static program for later calls with the sizes of these inputs."""
         if self.open_axes:
-            self.exact_keys |= {self.get_source(values).key(values)}
+            self.exact_keys |= {self.get_source(values).make_key(values)}
 
     def _assign_static_program(self, sizes: object, programs: Programs) -> bool:
         """Give the first sizes a static program, with ``"auto"``. Return whether these sizes have one."""
@@ -280,7 +273,7 @@ class SizePolicy:
         """
         if self.shapes == "one":
             return ""
-        sizes = None if values is None else self.source.key(values)
+        sizes = None if values is None else self.source.make_key(values)
         if self._stored is not None and self._stored.has(None):
             return ""
         if self._stored is not None and self._stored.has(sizes):
@@ -339,7 +332,9 @@ class SizePolicy:
             why = "is an xrt.Graph; pass graph.trace(...) with named extents" if source.is_traced else "runs on a device"
             raise OptionError(f"Buckets(...) pads symbolic dims of a model on the CPU, and this module {why}")
         dims = dict.fromkeys(name for _, _, name in list_open_axes(source.inputs))
-        sizes = buckets.sizes or FrozenDict() if buckets else FrozenDict()
+        sizes: Mapping[str, tuple[int, ...] | None] = FrozenDict()
+        if buckets is not None and buckets.sizes is not None:
+            sizes = buckets.sizes
         for name in sizes:
             if name not in dims:
                 raise OptionError(
@@ -376,13 +371,14 @@ class SizePolicy:
             return (tuple(types),)
         if self.pads_all and len(types) == len(self.source.inputs):  # the first sizes, which are not padded
             self.set_exact(types)
-            return (self.source.key(types),)
+            return (self.source.make_key(types),)
         has_declared_types = tuple(types) == tuple(value.type for value in self.served_source.inputs)
         keeps_dims = engines.are_dynamic or (has_declared_types and engines.can_be_dynamic)
         is_for_all = not self.pads_all and self.shapes != "each" and keeps_dims
-        key = None if is_for_all else self.served_source.key(types)
+        key = None if is_for_all else self.served_source.make_key(types)
         if key is None and not has_declared_types:
             return None
+        # The saved programs show what the saved module had decided.
         if not self.pads_all and self._why_not_general != "" and engines.can_be_dynamic and not engines.are_dynamic:
             self._why_not_general = "" if key is None else "the bundle has programs for sizes"
         return (key,)

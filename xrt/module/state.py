@@ -90,21 +90,17 @@ class StatefulFunction:
     def __init__(self, module: XRTModule, function: Function) -> None:
         self.module, self.function = module, function
         self.states = {state.input: state for state in list_states(function)}
-        """The states by input name."""
         if not self.states:
             raise InputError(
                 f"the model {function.name!r} has no state; declare it by self.state(...) in an xrt.Graph, by "
                 "xrt.stateful(model), or by the metadata 'xrt.state'"
             )
         self.other_inputs = tuple(value for value in function.inputs if value.name not in self.states)
-        """The inputs that are not state, which the caller of a session passes."""
         output_indices = {value.name: index for index, value in reversed(list(enumerate(function.outputs)))}
         self.next_values = {name: output_indices[state.output] for name, state in self.states.items()}
         """For each state, the index of the output that is its next value."""
         self.returned = tuple(index for index in range(len(function.outputs)) if index not in self.next_values.values())
-        """Indices of the outputs that are not state."""
         self.in_place = frozenset(before for before, _ in function.aliases if before in self.states)
-        """Names of the states that are updated in place."""
         self.capacity: Capacity | None = find_capacity(function)
 
     def reserve(self, arrays: Mapping[str, Array], call_inputs: Mapping[str, Any]) -> dict[str, Array]:
@@ -123,7 +119,9 @@ class StatefulFunction:
                 f"the state holds {used:,} of {capacity.size:,} entries, and this call adds {added:,} by input "
                 f"{capacity.input!r}; call session.reset(), or make the model with a larger capacity"
             )
-        for name, array in arrays.items() if capacity.dim else ():
+        if not capacity.dim:  # the buffers have the full capacity
+            return reserved
+        for name, array in arrays.items():
             dims = self._get_type(name).shape or ()
             if capacity.dim in dims and array.shape[dims.index(capacity.dim)] < needed:
                 # Powers of two limit the number of sizes, and so of copies and compiles.
@@ -148,13 +146,16 @@ class StatefulFunction:
         Raises InputError if a size is unknown.
         """
         type_ = self._get_type(name)
-        shapes = ((value, getattr((call_inputs or {}).get(value.name), "shape", ())) for value in self.other_inputs)
-        pairs = (pair for value, shape in shapes for pair in zip(getattr(value.type, "shape", None) or (), shape, strict=False))
-        # The module checks later that inputs agree on the sizes.
-        sizes = {**{dim: size for dim, size in pairs if isinstance(dim, str)}, **sizes}
+        known_sizes: dict[str, int] = {}
+        for value in self.other_inputs:
+            dims = getattr(value.type, "shape", None) or ()
+            input_shape = getattr((call_inputs or {}).get(value.name), "shape", ())
+            # The module checks later that the shapes fit, and that inputs agree on the sizes.
+            known_sizes.update((dim, size) for dim, size in zip(dims, input_shape, strict=False) if isinstance(dim, str))
+        known_sizes.update(sizes)
         if self.capacity is not None and self.capacity.dim:
-            sizes.setdefault(self.capacity.dim, INITIAL_CAPACITY)
-        shape = tuple(self._find_size(name, dim, sizes, call_inputs is None) for dim in type_.shape or ())
+            known_sizes.setdefault(self.capacity.dim, INITIAL_CAPACITY)
+        shape = tuple(self._find_size(name, dim, known_sizes, call_inputs is None) for dim in type_.shape or ())
         return self._make_array(name, shape, type_.dtype.numpy)
 
     def _make_array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -326,7 +327,9 @@ class Session:
             results = (results,) if len(stateful.function.outputs) == 1 else results
             self._arrays, self._lost = {name: results[index] for name, index in stateful.next_values.items()}, frozenset()
         returned = tuple(results[index] for index in stateful.returned)
-        return returned[0] if len(returned) == 1 else returned or None
+        if len(returned) == 1:
+            return returned[0]
+        return returned or None
 
     def _require_idle(self, action: str) -> threading.Lock:
         """Return the lock of the session, for a ``with`` statement. Raises InputError if the session is in use.
@@ -366,7 +369,6 @@ class Session:
         return self._lost
 
     def reset(self) -> None:
-        """Discard the state; the next call starts with a new state."""
         with self._require_idle("reset"):
             self._arrays, self._lost = {}, frozenset()
 

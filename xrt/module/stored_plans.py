@@ -76,7 +76,8 @@ def store_program(plan: Plan, list_weights: Callable[[Function], Iterable[Stored
     If the plan cannot run without its nodes, the record has no launches.
     """
     launches = []
-    for launch in plan.launches if _is_deferrable(plan) else ():
+    deferrable_launches = plan.launches if _is_deferrable(plan) else ()
+    for launch in deferrable_launches:
         function = launch.function
         launches.append(
             StoredLaunch(
@@ -227,11 +228,11 @@ class StoredPlans:
         return DeferredModel(record.inputs, record.outputs, load)
 
     def has(self, key: Any) -> bool:
-        """Whether a program is stored under this key."""
         return self._find_program(key) is not None
 
     def _find_program(self, key: Any) -> StoredProgram | None:
-        return next((program for program in self._record.programs if program.key == key), None) if self._record else None
+        programs = self._record.programs if self._record else ()
+        return next((program for program in programs if program.key == key), None)
 
     def find(self, key: Any, model: ModelSource) -> Specialization | None:
         """Restore the specialization stored under this key; None if there is none, or it cannot be used.
@@ -261,9 +262,9 @@ class StoredPlans:
             raise StaleFunction(str(error)) from error
 
     def _complete(self, program: StoredProgram, model: ModelSource) -> Specialization:
-        """Create the specialization of a program with all nodes, from the model. Raises ModelError."""
+        """Build the specialization of a stored program with all its nodes, which are read from the model. Raises ModelError."""
         context = self._context
-        original = model.function(program.key)
+        original = model.get_function(program.key)
         optimized = optimize(original, fold=context.settings.fold_constants, engines=context.engines)
         return Specialization(optimized, context, original=original)
 
@@ -334,16 +335,14 @@ class StoredPlans:
         """
         if identify_file(self._path) != self._stamp or not isinstance(source, StaticModel):
             return ()
-        mapped = {
-            file_offset[0].stamp
-            for constant in source.get_declared_function().constants.values()
-            if (file_offset := find_file_offset(constant.array))
-        }
+        constants = source.get_declared_function().constants.values()
+        file_offsets = [find_file_offset(constant.array) for constant in constants]
+        mapped_stamps = {file.stamp for file, _ in filter(None, file_offsets)}
         files = [(os.fspath(self._path), self._stamp)]
         for location in source.locations:
             path = self._path.parent / location.replace("\\", "/")
             stamp = identify_file(path)
-            if stamp is None or stamp not in mapped:
+            if stamp is None or stamp not in mapped_stamps:
                 return ()
             files += [(os.fspath(path), stamp), (os.fspath(path.resolve()), stamp)]
         return tuple(dict.fromkeys(files))

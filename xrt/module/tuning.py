@@ -45,9 +45,7 @@ Objective: TypeAlias = Literal["latency", "throughput"]
 THROUGHPUT_KEYWORDS = ("p99", "batches", "instances", "batch_dim", "seed")
 """Keywords of `XRTModule.tune` that are only for throughput."""
 SEARCH_FRACTION = 0.5
-"""Fraction of the time budget that is used to search for plans."""
 THROUGHPUT_BUDGET_SECONDS = 60.0
-"""Default time budget of tuning for throughput."""
 
 
 def tune(
@@ -93,8 +91,10 @@ def find_serving_record(module: XRTModule) -> ServingConfiguration | None:
         location = None
         with suppress(XRTError):  # if the model cannot be read, a call reports it
             location = _find_record_location(module, module.programs.reducer)
-        document = location[0].read_decision(location[1]) if location else None
-        module.serving_record = None if document is None else document.serving
+        if location is not None:
+            store, key = location
+            document = store.read_decision(key)
+            module.serving_record = None if document is None else document.serving
     return module.serving_record
 
 
@@ -121,8 +121,10 @@ def store_serving(module: XRTModule, record: ServingConfiguration, reducer: Redu
     """Store a configuration for modules with the same engines, thread budget and error budget."""
     from xrt.formats.placement_file import PlacementFile
 
-    if location := _find_record_location(module, reducer):
-        location[0].store_decision(location[1], PlacementFile(serving=record))
+    location = _find_record_location(module, reducer)
+    if location is not None:
+        store, key = location
+        store.store_decision(key, PlacementFile(serving=record))
 
 
 def read_serving(file: BundleFile) -> ServingConfiguration | None:
@@ -165,11 +167,15 @@ def tune_throughput(
     bound = parse_bound(p99)
     values = module.check_inputs(args, kwargs, pads=False)[: len(module.inputs)] if args or kwargs else None
     splits = list_splits(module.threads, instances)
-    pool, sizes = RequestPool(module, values, batch_dim, seed), parse_batches(BATCH_SIZES if batches is None else batches)
-    if not (reason := pool.reason) and sizes[-1] > 1:
+    pool = RequestPool(module, values, batch_dim, seed)
+    sizes = parse_batches(BATCH_SIZES if batches is None else batches)
+    reason = pool.reason
+    if not reason and sizes[-1] > 1:
         with nullcontext(module) if reducer is None else _make_exact_module(module) as exact:
             reason = pool.check_independent(exact, min(MAX_REQUESTS_CHECKED, sizes[-1]))
-    sizes, notes = ((1,), (f"requests are not batched: {reason}",)) if reason else (sizes, ())
+    notes: tuple[str, ...] = ()
+    if reason:
+        sizes, notes = (1,), (f"requests are not batched: {reason}",)
     with (
         closing(ModuleBench(module, pool, splits, sizes, SEARCH_FRACTION * seconds, reducer)) as bench,
         show_progress(f"tuning for throughput (budget {seconds:g} s)", enabled=progress is True) as show,
@@ -220,11 +226,9 @@ def count_modules(module: XRTModule, calls: int) -> int:
 
 
 POOL_SIZE = 32
-"""Number of different requests, which are sent again and again."""
 MAX_REQUESTS_CHECKED = 4
 """Maximum size of the batch whose results are compared with those of single requests."""
 PRECISION_KEYWORDS = ("max_error", "calibrate", "validate", "precision")
-"""Module options that allow reduced precision."""
 MIN_SEARCH_SECONDS = 6.0
 """Minimum time of a search for a plan. With a small budget, plans are searched for fewer batch sizes."""
 
@@ -257,7 +261,9 @@ class RequestPool:
     def join(self, first: int, count: int) -> list[Any]:
         """Concatenate ``count`` requests, from index ``first``, to the inputs of a call."""
         rows, values = self._rows, list(self._values)
-        for index in rows[0] if rows else ():
+        if not rows:  # without a batch dim, all requests are the same call
+            return values
+        for index in rows[0]:
             values[index] = np.concatenate([rows[request % len(rows)][index] for request in range(first, first + count)])
         return values
 
@@ -269,8 +275,9 @@ class RequestPool:
     def check_independent(self, module: XRTModule, count: int) -> str:
         """Explain why requests cannot be batched; empty if ``count`` requests have the same results in a batch as alone."""
         batch_results = module(*self.join(0, count))
+        outputs = batch_results if isinstance(batch_results, tuple) else (batch_results,)
         names = [value.name for value in module.outputs]
-        for name, output in zip(names, batch_results if isinstance(batch_results, tuple) else (batch_results,), strict=True):
+        for name, output in zip(names, outputs, strict=True):
             if output.ndim == 0 or output.shape[0] != count:
                 return f"output {name!r} has the shape {list(output.shape)} for {count} requests"
         for index, batched in enumerate(self.split(batch_results, count)):
@@ -293,15 +300,14 @@ class ModuleBench:
         reducer: ReducedPrecisionSearch | None = None,
     ) -> None:
         """``budget`` is the time of all searches for plans, in seconds; ``reducer`` searches for plans within an error budget."""
-        self.dim, self._pool, self._module, self._reducer, self._largest = pool.dim, pool, module, reducer, sizes[-1]
+        self.dim, self._pool, self._module, self._reducer = pool.dim, pool, module, reducer
+        self._largest = sizes[-1]
         searches = dict.fromkeys((split.threads, size) for size in (sizes[-1], sizes[0]) for split in splits)
         self._searches = list(searches)[: max(1, int(budget / MIN_SEARCH_SECONDS))]
         """(threads, batch size) of each search for a plan, the largest size first."""
         self._seconds = budget / len(self._searches)
         self._modules: dict[int, list[XRTModule]] = defaultdict(list)
-        """Modules by thread budget."""
         self._placements: dict[tuple[int, int], TuningResult] = {}
-        """Placements by thread budget and batch size."""
         self._placed: set[tuple[int, int]] = set()
         """(id of module, batch size) for which the module uses the placement."""
         self._warm: set[tuple[int, int]] = set()
@@ -310,7 +316,8 @@ class ModuleBench:
         """Whether each batch size needs a separate program."""
         if pool.dim:
             values = module.check_inputs(pool.join(0, 1), {}, pads=False)[: len(module.inputs)]
-            reason, sizes_of_call = module.sizes.why_not_general(values, module.programs), read_sizes(module.inputs, values)
+            reason = module.sizes.why_not_general(values, module.programs)
+            sizes_of_call = read_sizes(module.inputs, values)
             self.is_exact = bool(module.programs.engines.is_auto or reason)
             if reason and (padding := module.sizes.find_padding(module.programs)) is not None:
                 self.is_exact = padding.choose({**sizes_of_call, self.dim: 3})[self.dim] == 3
@@ -331,7 +338,6 @@ class ModuleBench:
         return modules[index]
 
     def _warm_up(self, module: XRTModule, sizes: Sequence[int]) -> None:
-        """Make a call with each of these batch sizes, unless that was done before."""
         for size in sizes:
             if (id(module), size) not in self._warm:
                 self._specialize(module, size)
@@ -339,7 +345,6 @@ class ModuleBench:
                 self._warm.add((id(module), size))
 
     def _count_modules(self, split: Split, sizes: Sequence[int]) -> int:
-        """Count the modules that the instances of a split need."""
         first = self.find_module(split.threads)
         if split.threads == 1:
             self._warm_up(first, sizes)
@@ -347,7 +352,8 @@ class ModuleBench:
 
     def _specialize(self, module: XRTModule, size: int) -> Specialization:
         """Return the specialization for calls of ``size`` requests. With "auto", first give the module the placement."""
-        values, key = module.check_inputs(self._pool.join(0, size), {}), (module.threads, size)
+        values = module.check_inputs(self._pool.join(0, size), {})
+        key = module.threads, size
         if module.programs.engines.is_auto and (id(module), size) not in self._placed:
             if key not in self._placements:
                 self._placements[key] = self._find_placement(module, size, values)
@@ -373,7 +379,6 @@ class ModuleBench:
         return tuned
 
     def run_load(self, split: Split, batch: int, concurrency: int, seconds: float) -> LoadResult:
-        """Measure throughput and latency with ``concurrency`` requests in flight."""
         modules = [self.find_module(split.threads, index) for index in range(self._count_modules(split, (batch,)))]
         for module in modules:
             self._warm_up(module, (batch,))
@@ -384,7 +389,6 @@ class ModuleBench:
         return run_closed_loop([partial(serve, instance) for instance in range(split.instances)], batch, concurrency, seconds)
 
     def describe_plan(self, split: Split, size: int) -> str:
-        """Describe the plan for this batch size."""
         return describe_plan(self._specialize(self.find_module(split.threads), size).plan)
 
     def measure_memory(self, split: Split, sizes: Sequence[int]) -> int | None:

@@ -44,8 +44,6 @@ Placer: TypeAlias = Callable[[Function], TuningResult]
 
 
 class PrecisionReducer(Protocol):
-    """Searches for a plan of reduced precision within an error budget."""
-
     @property
     def ingredients(self) -> Ingredients | None:
         """The entries that the error budget adds to the key of a stored decision; None if the decision cannot be stored."""
@@ -64,15 +62,11 @@ class SymbolicModel:
     """A model with symbolic dims, from which Functions with fixed sizes are built."""
 
     get_declared: Callable[[], Function]
-    """Return the model with its dims still symbolic."""
     specialize: Callable[[Sizes], Function]
-    """Build the Function with these sizes in place of the symbolic dims."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizedPlacement:
-    """The placement of a model with symbolic dims, and the sizes at which it was measured."""
-
     sizes: Sizes
     tuned: TuningResult
 
@@ -85,17 +79,13 @@ class AutoPlacement:
     """The engines to place on. For a module with a lock these are the engines of the locked plan, as long as the lock applies."""
     cache: CompileCache
     list_all_engines: Callable[[], EngineList]
-    """Creates the list of all engines, for a search despite a lock."""
     load_locked: Callable[[Function, EngineList, Sizes, SymbolicModel | None], SizedPlacement | None] | None
     """Loads a Function's placement from the lock; returns None if the lock does not apply. None if the module has no lock."""
     reducer: PrecisionReducer | None
-    """Searches for plans of reduced precision; None without an error budget."""
     clustering: ClusteringOptions
     budget: float
     memory_limit: int | None
-    """Limit on a worker's address space, in bytes; None for no limit."""
     cuda_graph: bool
-    """Whether plans on a GPU are recorded as CUDA graphs."""
     shows_progress: bool
     clock: Clock = time.perf_counter
     model: SymbolicModel | None = None
@@ -121,20 +111,28 @@ class AutoPlacement:
         """
         if placer is not None:
             if self.load_locked is not None:
-                self.engines = self.list_all_engines()  # not only those of the locked plan
+                self.engines = self.list_all_engines()  # the new placement need not keep to those of the locked plan
             return placer(function)
         if base is not None:
             return self.adapt(base, function)
-        if self.load_locked is not None and self.placed is None:
-            locked = self.load_locked(function, self.engines, sizes, self.model)
-            if locked is None:
-                self.engines = self.list_all_engines()
-            elif self.model is None:
+        if self.placed is None and (locked := self._place_from_lock(function, sizes)) is not None:
+            # Only a model with symbolic dims has one placement for all sizes.
+            if self.model is None:
                 return locked.tuned
             self.placed = locked
+        # A model with symbolic dims that is planned before its first call has no sizes to measure at.
         if self.model is not None and (self.placed is not None or sizes):
             return self._place_for_all_sizes(self.model, sizes, values, began, function)
         return self.tune(function, values, began=began)
+
+    def _place_from_lock(self, function: Function, sizes: Sizes) -> SizedPlacement | None:
+        """Load a Function's placement from the lock; None if there is no lock, or it does not apply and a search must follow."""
+        if self.load_locked is None:
+            return None
+        locked = self.load_locked(function, self.engines, sizes, self.model)
+        if locked is None:
+            self.engines = self.list_all_engines()  # so far, they were those of the locked plan
+        return locked
 
     def _place_for_all_sizes(
         self, model: SymbolicModel, sizes: Sizes, values: Sequence[Any] | None, began: float, function: Function
@@ -156,6 +154,7 @@ class AutoPlacement:
             return placed.tuned
         note = f"placed as it was measured for {format_sizes(placed.sizes)}"
         fastest = self.adapt(placed.tuned, function, note)
+        # With reduced precision, the other candidates place other forms of the model.
         if _find_symbolic_input(function) is None or placed.tuned.reduced_engines or self._is_dynamic(fastest):
             return fastest
         for plan in _list_sound_plans(placed.tuned):
@@ -166,14 +165,14 @@ class AutoPlacement:
 
     def _is_dynamic(self, tuned: TuningResult) -> bool:
         """Whether a placement was measured and each of its regions compiles once for all sizes of symbolic dims."""
-        return tuned.how != "priority" and not any(map(self.engines.why_not_dynamic, tuned.plan.launches))
+        return tuned.how != "priority" and all(not self.engines.why_not_dynamic(launch) for launch in tuned.plan.launches)
 
     def adopt_for_all_sizes(self, sizes: Sizes, tuned: TuningResult) -> None:
         """Use this placement, chosen at ``sizes``, for all sizes. If it was measured, store it for later processes."""
         self.placed = SizedPlacement(sizes, tuned)
         store = CostStore.for_cache(self.cache)
         if tuned.how == "measured" and store is not None and self.model is not None:
-            request, _ = self._make_request(self.model.get_declared())
+            request = self._make_request(self.model.get_declared())
             store.store_decision(make_decision_key(request), PlacementFile(sizes=dict(sizes)))
 
     def mark_checked(self, function: Function) -> None:
@@ -183,22 +182,23 @@ class AutoPlacement:
             # The decision is stored under the sizes at which it was measured.
             function = self.model.specialize(self.placed.sizes)
         if (store := CostStore.for_cache(self.cache)) is not None:
-            mark_checked(self._make_request(function)[0], store, () if self.reducer is None else self.reducer.ingredients)
+            ingredients = () if self.reducer is None else self.reducer.ingredients
+            mark_checked(self._make_request(function), store, ingredients)
 
     def _load_stored(self, model: SymbolicModel, function: Function, sizes: Sizes) -> SizedPlacement | None:
         """Load the stored decision for these sizes, else for the sizes of the latest search; None if neither is stored."""
         if (store := CostStore.for_cache(self.cache)) is None:
             return None
         ingredients = () if self.reducer is None else self.reducer.ingredients
-        decision = load_decision(self._make_request(function)[0], store, ingredients)
+        decision = load_decision(self._make_request(function), store, ingredients)
         if decision is not None:
             return SizedPlacement(sizes, decision)
         # The decision of the symbolic model only has the sizes of the latest search.
-        document = store.read_decision(make_decision_key(self._make_request(model.get_declared())[0]))
+        document = store.read_decision(make_decision_key(self._make_request(model.get_declared())))
         if document is None or document.sizes.keys() != sizes.keys() or document.sizes == sizes:
             return None
         latest = FrozenDict({name: document.sizes[name] for name in sizes})
-        decision = load_decision(self._make_request(model.specialize(latest))[0], store, ingredients)
+        decision = load_decision(self._make_request(model.specialize(latest)), store, ingredients)
         return None if decision is None else SizedPlacement(latest, decision)
 
     def tune(
@@ -221,7 +221,7 @@ class AutoPlacement:
         """
         budget = self.budget if budget is None else budget
         reducer, store = reducer or self.reducer, CostStore.for_cache(self.cache)
-        request, left_out = self._make_request(function, budget)
+        request, left_out = self._select_and_request(function, budget)
         if reducer is not None and store is not None and not retune:
             if (decision := load_decision(request, store, reducer.ingredients)) is not None:
                 return decision
@@ -243,7 +243,7 @@ class AutoPlacement:
                 progress=report,
                 bounds=TuningBudget(memory=self.memory_limit),
             )
-        result = replace(result, notes=(*result.notes, *left_out)) if left_out else result
+        result = replace(result, notes=(*result.notes, *left_out))
         # After Ctrl-C no second search begins.
         if reducer is None or result.how == "interrupted":
             return result
@@ -272,7 +272,7 @@ class AutoPlacement:
         Nodes that ``base`` does not have run on its engine with the most nodes. ``note`` says why the placement is reused. The
         candidates of ``base`` are dropped, since they were not measured on this Function.
         """
-        request = make_planned_request(self._make_request(function)[0], base.precision, base.reduced_engines)
+        request = make_planned_request(self._make_request(function), base.precision, base.reduced_engines)
         function = request.function
         assignment = map_nodes_to_engines(base.plan)
         groups: Mapping[str, int] | None = map_nodes_to_regions(base.plan)
@@ -282,21 +282,28 @@ class AutoPlacement:
             most_used_engine = Counter(assignment.values()).most_common(1)[0][0]
             assignment = {node.name: assignment.get(node.name, most_used_engine) for node in function.nodes}
         implicit, device_map = request.implicit, request.device_map
-        engines = tuple({engine.spec: engine for engine in request.engines}.values())  # the first engine of each spec
+        engines = all_engines = tuple({engine.spec: engine for engine in request.engines}.values())  # each spec once
         if note != FETCHED_NOTE:  # other sizes: reuse the support recorded by the search, so that no library is imported
-            queried = base.queried if base.queried and not base.reduced_engines else engines
-            engines = tuple(engine for engine in queried if engine.spec in assignment.values()) or engines
-            implicit = implicit if implicit in assignment.values() else None
+            if base.queried and not base.reduced_engines:
+                engines = base.queried
+            used_specs = set(assignment.values())
+            # A plan needs an engine even if there are no nodes.
+            engines = tuple(engine for engine in engines if engine.spec in used_specs) or all_engines
+            implicit = implicit if implicit in used_specs else None
         try:
             plan = plan_from_assignment(function, engines, assignment, groups=groups, implicit=implicit, device=device_map)
         except PlanError:
             return plan_by_priority(request, f"{note}, but not all nodes can be")
         return replace(base, plan=plan, race=CandidateComparison(), notes=(note,))
 
-    def _make_request(self, function: Function, budget: float | None = None) -> tuple[PlacementRequest, tuple[str, ...]]:
+    def _make_request(self, function: Function) -> PlacementRequest:
+        request, _ = self._select_and_request(function, self.budget)
+        return request
+
+    def _select_and_request(self, function: Function, budget: float) -> tuple[PlacementRequest, tuple[str, ...]]:
         """Make the placement request; also return a message for each engine left out because it supports no node."""
         engines, implicit, left_out = self._select_engines(function)
-        fields = {"clustering": self.clustering, "cuda_graph": self.cuda_graph, "budget": budget or self.budget}
+        fields = {"clustering": self.clustering, "cuda_graph": self.cuda_graph, "budget": budget}
         return self.engines.make_request(function, engines=tuple(engines), implicit=implicit, **fields), left_out
 
     def make_cost_report(self, plan: Plan, tuned: TuningResult, function: Function) -> CostReport:
@@ -326,14 +333,16 @@ class AutoPlacement:
                 selected.append(engine)
             else:
                 messages.append(f"engine {engine.spec!r} supports no node on {device}: {support.reason(0, index)}")
-        if (selected and implicit is None) or all(engines_by_node):
+        if implicit is None or all(engines_by_node):
             return selected, None, tuple(messages)
-        return [*selected, *engines[len(listed) :]], implicit, tuple(messages)
+        return [*selected, engines[-1]], implicit, tuple(messages)  # the implicit engine is the last of the list
 
 
 def _find_symbolic_input(function: Function) -> str | None:
-    types = ((value.name, value.type) for value in function.inputs)
-    return next((name for name, type_ in types if not isinstance(type_, TensorType) or not type_.is_static), None)
+    for value in function.inputs:
+        if not (isinstance(value.type, TensorType) and value.type.is_static):
+            return value.name
+    return None
 
 
 def find_next_best_plan(tuned: TuningResult, refused: Sequence[tuple[str, str, str]]) -> Plan | None:

@@ -79,7 +79,6 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ProgressCallback: TypeAlias = Callable[[Progress], object]
-"""Receives the state of a search."""
 MAX_COMBINED_ENGINES = 3
 """Maximum engines that mixtures combine. Every mixture that beat the single engines had two; with a third engine, the search
 also succeeds if the whole-model times rank two engines in the wrong order."""
@@ -97,7 +96,6 @@ class TuningBudget:
     limit: float = 0.2
     """Share for a single compile or measurement, so that two engines that hang leave time for a third."""
     memory: int | None = None
-    """Limit on each worker's address space, in bytes; None for no limit."""
     samples: float = 0.3
     """Seconds of sampling per region. Seven samples of 2 ms suffice on an idle machine; a busy machine needs more."""
     rules: StoppingRule = field(default_factory=StoppingRule)
@@ -162,7 +160,6 @@ def tune(
 
 
 def check_budget(budget: object) -> None:
-    """Raise OptionError unless the budget is a positive, finite number of seconds."""
     if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < float("inf"):
         raise OptionError(f"budget must be a positive number of seconds; got {budget!r}")
 
@@ -214,6 +211,7 @@ def measure_whole_models(search: Search) -> None:
         search.report_stage("starting the engines")
         # Library imports disturb measurements, so wait for the engines that start soon.
         search.queries.wait(lambda: not search.queries.pending, (until - search.clock()) / 2)
+        # Then measure, and wait for the next engine that has started.
         while search.measure(search.list_unmeasured_wholes(), until) and search.queries.pending and search.clock() < until:
             search.queries.wait(
                 lambda: bool(search.list_unmeasured_wholes()) or not search.queries.pending, until - search.clock()
@@ -222,13 +220,14 @@ def measure_whole_models(search: Search) -> None:
     # Copying a large state, such as the cache of a decoder, may cost more than a second engine that updates it in place.
     if search.function.aliases:
         updating_plans = {plan.engines[0]: plan for plan in search.get_candidates(started=True).updating_plans}
-        plans += [updating_plans[x.engine] for plan in plans for x in plan.launches if x.engine in updating_plans]
+        engines = [launch.engine for plan in plans for launch in plan.launches]
+        plans += [updating_plans[engine] for engine in engines if engine in updating_plans]
     if not plans and has_reference:
         with suppress(PlanError):  # an engine that the plan needs may not have started
             plans = [search.get_candidates(started=True).priority]
     # Mixtures are compared with the plans of one engine or, if there is only one plan, with that.
     single_engine_plans = [plan for plan in plans if len({launch.engine for launch in plan.launches}) == 1]
-    search.baselines = {make_partition_key(plan) for plan in (plans if len(plans) == 1 else single_engine_plans)}
+    search.baselines = set(map(make_partition_key, plans if len(plans) == 1 else single_engine_plans))
     for plan in plans:
         search.prepare(plan, until + search.bounds.stage * search.request.budget)
 
@@ -247,7 +246,7 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
     # Leave time for the race of the plans that are ready.
     end = search.end - search.estimate_race()
     until = min(search.clock() + search.bounds.stage * search.request.budget, end)
-    device, to_beat = search.request.device_map, predict_cost(search.function, best, search.table).seconds
+    to_beat = predict_cost(search.function, best, search.table).seconds
     # A mixture has at least two launches, which may alone take longer than the best plan.
     if (1 - MIN_GAIN) * to_beat < 2 * LAUNCH:
         return ()
@@ -256,8 +255,8 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
         return ()
 
     def run_planner(planner: Callable[..., T], **options: Any) -> T:
-        """Run a function of the planner until the time for mixtures is over; raises OutOfTime then."""
-        work = partial(planner, search.function, engines, search.table, device=device, to_beat=to_beat, **options)
+        options |= {"device": search.request.device_map, "to_beat": to_beat}
+        work = partial(planner, search.function, engines, search.table, **options)
         return run_stoppable(end - search.clock(), lambda is_stopped: work(is_stopped=is_stopped))
 
     try:
@@ -296,15 +295,18 @@ def race_plans(search: Search, mixtures: Sequence[Plan]) -> None:
 
 
 def _run_fallback_plans(search: Search) -> None:
-    """Run the plan by priority and the single-engine plans in this process until one succeeds; the fastest measured ones first.
+    """Run the plan by priority and the single-engine plans in this process, fastest measured first, until one succeeds.
 
     This is the last resort if no plan could be raced, because workers started too slowly or every prepared plan failed.
     """
+
+    def get_seconds(plan: Plan) -> float:
+        cost = get_single_cost(plan, search.table)
+        return cost.seconds if isinstance(cost, MeasuredCost) else math.inf
+
     candidates = search.get_candidates()
-    costs = [(plan, get_single_cost(plan, search.table)) for plan in (candidates.priority, *candidates.wholes)]
-    costs.sort(key=lambda pair: pair[1].seconds if isinstance(pair[1], MeasuredCost) else math.inf)
     # By key, because the plan by priority may equal the plan of a single engine.
-    plans = {make_partition_key(plan): plan for plan, _ in costs}
+    plans = {make_partition_key(plan): plan for plan in sorted((candidates.priority, *candidates.wholes), key=get_seconds)}
     has_tried = False
     for key, plan in plans.items():
         if key in search.failed_plans or has_failed_region(plan, search.table):
@@ -334,13 +336,11 @@ class Search:
     notes: list[str] = field(default_factory=list)
     entrants: list[Entrant] = field(default_factory=list)
     excluded: dict[PartitionKey, CandidateResult] = field(default_factory=dict)
-    """The results of plans that do not race, by partition key."""
     baselines: set[PartitionKey] = field(default_factory=set)
     """Keys of the plans that a mixture must beat."""
     failed_plans: set[PartitionKey] = field(default_factory=set)
     """Keys of the plans that failed or were wrong in this process."""
     late_plans: set[PartitionKey] = field(default_factory=set)
-    """Keys of the plans that could not be compiled in time in this process."""
     rounds: int = 0
 
     def __post_init__(self) -> None:
@@ -362,13 +362,14 @@ class Search:
 
     @property
     def remaining(self) -> float:
-        """Seconds left of the budget, without the reserve."""
         return self.end - self.clock()
 
     def report_stage(self, stage: str, best: tuple[str, float] | None = None) -> None:
-        """Pass the stage to the progress callback, with the title and seconds of the best plan so far."""
         fastest = self.find_best_alone() if best is None and self._candidates else None
-        title, seconds = best or ((describe_plan(fastest[0]), fastest[1].seconds) if fastest else ("", None))
+        if fastest is not None:
+            plan, cost = fastest
+            best = describe_plan(plan), cost.seconds
+        title, seconds = best or ("", None)
         self.report(Progress(stage, title, seconds, self.clock() - self.began, self.request.budget))
 
     def get_candidates(self, *, started: bool = False) -> Candidates:
@@ -426,12 +427,14 @@ class Search:
         for plan in self.get_candidates().wholes:
             if isinstance(failure := get_single_cost(plan, self.table), str):
                 self.exclude_failed(plan, failure)
-        leading, measured = [], self.list_measured_wholes()
+        leading = []
+        measured = self.list_measured_wholes()
+        shortest = min((cost.seconds for _, cost in measured), default=0.0)
         for plan, cost in measured:
             # A time that was measured while an engine started may be too long by another factor.
             factor = UNCERTAINTY**2 if _make_cost_key(plan) in self.profiler.unreliable else UNCERTAINTY
             # Compare the low end, so that an engine is excluded only if its whole interval is above the limit.
-            if cost.low <= factor * measured[0][1].seconds:
+            if cost.low <= factor * shortest:
                 leading.append(plan)
             else:
                 self.exclude_slower(plan, cost, "measured alone, and not compared with the others")
@@ -450,6 +453,7 @@ class Search:
         whole = {plan.launches[0].engine for plan in candidates.wholes if plan.launches}
         by_count = sorted(candidates.engines, key=lambda engine: -counts[engine.spec])  # equal counts stay in list order
         partial_specs = [engine.spec for engine in by_count if counts[engine.spec] and engine.spec not in whole]
+        # First the fastest engines and the best partial one, then the others while there is room.
         ranked = dict.fromkeys([*fastest[: MAX_COMBINED_ENGINES - 1], *partial_specs[:1], *fastest, *partial_specs])
         chosen = list(ranked)[:MAX_COMBINED_ENGINES]
         return [engine for engine in candidates.engines if engine.spec in chosen]
@@ -461,17 +465,20 @@ class Search:
         return any(entrant.rounds or isinstance(get_single_cost(entrant.plan, self.table), MeasuredCost) for entrant in ran)
 
     def find_best_alone(self) -> tuple[Plan, MeasuredCost] | None:
-        """Find the fastest measured single-engine plan, with its cost; None if each failed here or was not measured."""
-        sound = [pair for pair in self.list_measured_wholes() if make_partition_key(pair[0]) not in self.failed_plans]
+        measured = self.list_measured_wholes()
+        sound = [(plan, cost) for plan, cost in measured if make_partition_key(plan) not in self.failed_plans]
         # A plan that could not be compiled in time is the last choice.
-        return min(sound, key=lambda pair: make_partition_key(pair[0]) in self.late_plans, default=None)
+        in_time = [(plan, cost) for plan, cost in sound if make_partition_key(plan) not in self.late_plans]
+        return next(iter(in_time or sound), None)
 
     def find_leader(self) -> Plan | None:
         """Find the plan to beat: the ready plan with the lowest predicted time, else the plan of the fastest engine, or None."""
         if self.entrants:
             return min(self.entrants, key=lambda entrant: entrant.expected).plan
-        best = self.find_best_alone()
-        return best[0] if best is not None else None
+        if (best := self.find_best_alone()) is None:
+            return None
+        plan, _ = best
+        return plan
 
     def estimate_race(self, *plans: Plan, rounds: int | None = None) -> float:
         """Estimate the seconds of a race of the ready plans and ``plans`` over ``rounds``, by default the minimum."""
@@ -487,10 +494,12 @@ class Search:
         # Leave time for the race of the plan with the ready plans. A mixture, which has a limit, needs the rounds of an interval.
         # For a plan of one engine a single round is enough: a slow model was timed only once in its worker.
         rounds = self.bounds.rules.least if math.isfinite(limit) else 1
-        latest = self.end - self.estimate_race(plan, rounds=rounds) if self.entrants else self.end
-        if self.entrants and self.clock() >= min(until, latest):
-            self.exclude_out_of_time(plan)
-            return
+        latest = self.end
+        if self.entrants:
+            latest -= self.estimate_race(plan, rounds=rounds)
+            if self.clock() >= min(until, latest):
+                self.exclude_out_of_time(plan)
+                return
         # Each region runs in a worker first: a hang or a crash of an engine must not happen in this process.
         regions = [ProfilingRequest.from_launch(launch) for launch in plan.launches]
         self.measure(regions, latest)
@@ -529,8 +538,10 @@ class Search:
         seconds = predict_cost(self.function, plan, self.table).seconds
         if math.isfinite(seconds):
             return seconds
-        best = self.find_best_alone()
-        return best[1].seconds if best is not None else 0.0
+        if (best := self.find_best_alone()) is None:
+            return 0.0
+        _, cost = best
+        return cost.seconds
 
     def compile(self, plan: Plan, seconds: float) -> None:
         """Compile a plan in this process within ``seconds``, check its results, and add it to the race or exclude it."""
@@ -542,7 +553,7 @@ class Search:
 
         def load(engine: GraphCompiler) -> GraphCompiler:
             if isinstance(engine, IsolatedEngine):
-                return engine
+                return engine  # the user isolates it, so the chosen plan uses it in its worker too
             return runners[engine.spec].compiler if engine.spec in runners else load_engine(engine)
 
         used = {launch.engine for launch in plan.launches}
@@ -617,17 +628,19 @@ class Search:
             plan, cost = best
             note = f"measured alone; {end_reason} before it was compared with the others"
             winner = CandidateResult(plan, "won", cost.seconds, cost.low, cost.high, note=note)
-            race = CandidateComparison((winner, *(x for x in race.contenders if x.plan != plan)), race.rounds)
+            others = [contender for contender in race.contenders if contender.plan != plan]
+            race = CandidateComparison((winner, *others), race.rounds)
         unmeasured = self._explain_unmeasured(race, f"{end_reason} before its turn")
         race = self._update_reasons(race, unmeasured)
         if race.winner is not None:
             plan = race.winner.plan
         else:
             how = "priority"
-            plans = (self.get_candidates().priority, *self.get_candidates().wholes)
+            candidates = self.get_candidates()
+            plans = [candidates.priority, *candidates.wholes]
             runnable = [plan for plan in plans if make_partition_key(plan) not in self.failed_plans]
             runnable = [plan for plan in runnable if not has_failed_region(plan, self.table)]
-            plan = update_reasons(runnable[0] if runnable else plans[0], unmeasured)
+            plan = update_reasons(next(iter(runnable or plans)), unmeasured)
         return TuningResult(
             plan,
             self.table,
@@ -648,6 +661,7 @@ class Search:
         candidates = self.get_candidates()
         engines, implicit = candidates.engines, candidates.implicit
         used = {launch.engine for contender in race.contenders for launch in contender.plan.launches}
+        # A plan may have been made when the other engines had not reported support for all nodes yet.
         if implicit is None and self.request.implicit in used:
             engines, implicit = tuple(self.queries.list_engines()), self.request.implicit
 
@@ -684,7 +698,6 @@ class Search:
 
 
 def _make_cost_key(plan: Plan) -> tuple[str, str]:
-    """Make the key of a single-region plan's cost in a CostTable: (shape key, engine spec)."""
     return plan.launches[0].function.shape_key, plan.launches[0].engine
 
 

@@ -29,25 +29,22 @@ AUTO = "auto"
 
 def is_auto(engine: Any) -> bool:
     """Whether the argument ``engine`` of a module is ``"auto"`` or a list with it."""
-    return engine == AUTO or (isinstance(engine, list | tuple) and AUTO in [entry for entry in engine if isinstance(entry, str)])
+    entries = engine if isinstance(engine, list | tuple) else [engine]
+    return any(isinstance(entry, str) and entry == AUTO for entry in entries)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineList:
-    """Engines in priority order, and the context in which they compile."""
-
     engines: tuple[GraphCompiler, ...]
     implicit: str | None
     """The spec of the reference engine if it was appended to the caller's list, else None."""
     context: CompileContext
     is_auto: bool = False
-    """Whether nodes are placed by measurement."""
     left_out: tuple[str, ...] = ()
     """A message for each engine that ``"auto"`` would include but that cannot be used, with the reason."""
     devices: Mapping[str, str] = FrozenDict()
     """Devices by spec, for engines on another device than the module's."""
     reduced_engines: tuple[GraphCompiler, ...] = ()
-    """Engines of reduced precision, used only by plans within an error budget."""
     streams: Streams = field(default_factory=Streams, compare=False)
 
     @property
@@ -138,8 +135,11 @@ def list_available_engines(
         engine, reason = _create_engine(entry, status, is_required=bool(named), strict=strict)
         if engine is not None:
             reason = _why_not_on_device(engine, context, devices)
-            reason = reason or (None if named else engine.unsupported_options(context.in_full_precision()))
-            engines += [] if reason else [engine]
+            # A named engine that does not support an option is an error of the caller, which is raised later.
+            if not reason and not named:
+                reason = engine.unsupported_options(context.in_full_precision())
+            if not reason:
+                engines.append(engine)
         if reason:
             left_out.append(f"engine {str(entry)!r} is left out: {reason}")
             # The user expects an engine that was named, or that is installed.
@@ -148,8 +148,10 @@ def list_available_engines(
     # Update the status of an engine that was stored as missing and is ready now, such as after the installation of a driver.
     ready = {name for name, status in statuses.items() if status.state == "ready"}
     new_names = [engine.name for engine in engines if engine.spec == engine.name and engine.name not in ready]
-    if store is not None and (probed := {name: registry.probe(name) for name in new_names if name in registry.names()}):
-        store.store_statuses(list({**store.read_statuses(), **probed}.values()))
+    if store is not None:
+        probed = {name: registry.probe(name) for name in new_names if name in registry.names()}
+        if probed:
+            store.store_statuses(list({**store.read_statuses(), **probed}.values()))
     if not engines and named:
         registry.create(named[0])  # raises EngineUnavailable if it is missing
     if not engines:

@@ -57,7 +57,8 @@ def check_against_reference(
     if is_reduced_precision(options.precision) or len(results) != len(expected):
         return compare_at_precision(function, results, expected, options.precision)
     judgment = OutputJudge(function.replace(aliases=()), inputs, reference, is_stopped).judge(results, expected)
-    return judgment.message if judgment.verdict is Verdict.DISAGREES else "", ""
+    message = judgment.message if judgment.verdict is Verdict.DISAGREES else ""
+    return message, ""
 
 
 Reference: TypeAlias = Callable[[Function, Sequence[Any]], Sequence[Any]]
@@ -85,7 +86,8 @@ def capture_activations(
     # Outputs count as captured whatever their size, since each plan is compared with them.
     captured_names = dict.fromkeys(value.name for value in function.outputs)
     nbytes = 0
-    for name in (name for node in function.nodes for name in node.outputs if name):
+    node_outputs = [name for node in function.nodes for name in node.outputs if name]  # unused outputs have no name
+    for name in node_outputs:
         type_ = function.get_type(name)
         if isinstance(type_, TensorType):
             nbytes += type_.nbytes or 0
@@ -110,7 +112,6 @@ def capture_activations(
 
 
 def describe_error(error: Exception) -> str:
-    """Describe an exception in one line, with its type if it is not one of XRT's."""
     text = " ".join(str(error).split())
     return text if isinstance(error, XRTError | OutOfTime) else f"{type(error).__name__}: {text}"
 
@@ -138,7 +139,6 @@ class TrialLimits:
     seconds: float
     """Seconds of sampling."""
     compiling: float = math.inf
-    """Limit on the seconds of the compile."""
     running: float = math.inf
     """Limit on the seconds of the first call and the sampling."""
     total: float = math.inf
@@ -164,7 +164,6 @@ class WorkerRunner(IsolatedEngine):
 
     @property
     def compiler(self) -> GraphCompiler:
-        """The engine whose executables the race runs in this process."""
         return self
 
     def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> Trial:
@@ -259,23 +258,19 @@ import, of TVM, takes 2.3 s). The initialization in its first call: this time do
 
 @dataclass(eq=False)
 class _QueriedEngine:
-    """An engine of a search, with its supported nodes and its runner."""
-
     engine: GraphCompiler
     device: str
     runner: Runner | None = None
     answers: dict[int, str | None] = field(default_factory=dict)
     """The engine's answer about each class of equal nodes, by class index: None if it supports the nodes, else the reason."""
     has_begun: bool = False
-    """Whether the queries have begun."""
     is_ready: bool = False
     """Whether there is nothing to wait for: its support is known and its runner has started, or the engine failed."""
     failure: str = ""
-    """The error that excludes the engine from the search; empty if there was none."""
 
 
 class EngineQueries:
-    """Queries which nodes each engine supports and starts the runners, in threads that the search need not wait for."""
+    """Queries the engines for the nodes that they support, and starts their runners, in background threads."""
 
     def __init__(self, request: PlacementRequest, open_runner: Callable[[GraphCompiler], Runner]) -> None:
         """Raise DeviceError if a device is unavailable."""
@@ -354,7 +349,6 @@ class EngineQueries:
 
     @contextmanager
     def pause_queries(self) -> Iterator[None]:
-        """Pause queries while a plan is compiled or measured. A query in progress continues."""
         self._may_query.clear()
         try:
             yield
@@ -376,8 +370,9 @@ class EngineQueries:
         if (reason := self.why_not_ready(entry.engine.spec, started=started)) is not None:
             reasons = dict.fromkeys((node.name for node in self.function.nodes), f"{NOT_MEASURED}{reason}")
         else:
-            pairs = zip(self.function.nodes, self._class_of, strict=True)
-            reasons = {node.name: answer for node, class_index in pairs if (answer := entry.answers[class_index]) is not None}
+            node_answers = [entry.answers[class_index] for class_index in self._class_of]
+            pairs = zip(self.function.nodes, node_answers, strict=True)
+            reasons = {node.name: answer for node, answer in pairs if answer is not None}
         return RecordedSupportEngine(entry.engine, reasons)
 
     def why_not_ready(self, spec: str, *, started: bool = True) -> str | None:
@@ -406,10 +401,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExpectedValues:
-    """The expected values of a model for its inputs."""
-
     values: dict[str, Any] = field(default_factory=dict)
-    """Captured values by name."""
     reference: Reference | None = None
     """Computes the expected results of other Functions; None if both the reference and its substitute failed."""
     remark: str = ""
@@ -432,7 +424,6 @@ class RegionProfiler:
     table: CostTable = CostTable()
     expected: ExpectedValues = ExpectedValues()
     count: int = 0
-    """Number of regions measured, including failed ones."""
     skipped: dict[tuple[str, str], str] = field(default_factory=dict)
     """Why regions were not measured, by shape key and engine. The reason is not stored, so another search tries again."""
     unreliable: set[tuple[str, str]] = field(default_factory=set)
@@ -476,7 +467,8 @@ class RegionProfiler:
         """Measure a region and check its results; return its cost, or why it fails. Raises _NotMeasured if this search cannot."""
         function = region.function
         try:
-            inputs, expected = ([self.expected.values[v.name] for v in values] for values in (function.inputs, function.outputs))
+            inputs = [self.expected.values[value.name] for value in function.inputs]
+            expected = [self.expected.values[value.name] for value in function.outputs]
         except KeyError:
             raise _NotMeasured("its values were not captured") from None
         # Each hang costs the limit of a measurement.
@@ -509,22 +501,25 @@ class RegionProfiler:
                 if isinstance(error, CompileFailed):
                     self.unreliable.add((region.key, region.spec))
             return f"{'refused' if isinstance(error, CompileRefused) else 'failed'}: {text}"
-        reference = self.expected.reference
+        reference, options = self.expected.reference, self.request.context.options
         if reference is not None and not find_first_random_node(function):
-            # A comparison may need slow float64 runs of the reference. It is worth a long time only for the first engine.
-            remaining = min(max(self.end - self.clock(), MIN_STEP_SECONDS), threading.TIMEOUT_MAX)
-            limit = remaining if best is None else min(remaining, self.limit)
-            options = self.request.context.options
-            try:
-                check = partial(check_against_reference, function, inputs, results, expected, reference, options)
-                error_text, _ = run_stoppable(limit, check)
-            except OutOfTime as error:
-                if limit < remaining:
-                    raise _NotMeasured(f"comparing its results with the reference took longer than {limit:.3g} s") from error
-                raise _NotMeasured("the budget ended before its results were compared with the reference") from error
-            if error_text:
-                return WrongResult(f"wrong: {error_text}")
+            check = partial(check_against_reference, function, inputs, results, expected, reference, options)
+            if difference := self._find_difference(check, is_first=best is None):
+                return WrongResult(f"wrong: {difference}")
         return MeasuredCost(*compute_median_interval(samples))
+
+    def _find_difference(self, check: Callable[..., tuple[str, str]], *, is_first: bool) -> str:
+        """Run the comparison of a region's results within its time limit. Raises _NotMeasured if time runs out."""
+        # A comparison may need slow float64 runs of the reference. It is worth a long time only for the first engine.
+        remaining = min(max(self.end - self.clock(), MIN_STEP_SECONDS), threading.TIMEOUT_MAX)
+        limit = remaining if is_first else min(remaining, self.limit)
+        try:
+            difference, _ = run_stoppable(limit, check)
+        except OutOfTime as error:
+            if limit < remaining:
+                raise _NotMeasured(f"comparing its results with the reference took longer than {limit:.3g} s") from error
+            raise _NotMeasured("the budget ended before its results were compared with the reference") from error
+        return difference
 
 
 class _NotMeasured(Exception):
@@ -532,7 +527,6 @@ class _NotMeasured(Exception):
 
 
 def has_failed_region(plan: Plan, table: CostTable) -> bool:
-    """Whether a region of the plan failed or computed wrong results when it was measured."""
     costs = (table.region(launch.function.shape_key, launch.engine) for launch in plan.launches)
     return any(isinstance(cost, str) for cost in costs)
 

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
-    """The length of a turn in a race, and the limits on its rounds."""
-
     turn: float = 0.03
     """Target seconds of one turn of one plan. A faster call is repeated to fill the turn; a slower call is timed once."""
     least: int = 6
@@ -55,11 +53,11 @@ class StoppingRule:
 
     def estimate_seconds(self, calls: Iterable[float]) -> float:
         """Estimate the seconds of a race with the minimum of rounds; ``calls`` has each plan's seconds per call."""
+        # A turn is an untimed call, and timed calls that fill the turn. The first round is the warm-up.
         return (self.least + 1) * sum(call + max(call, self.turn) for call in calls)
 
 
 PROFILED_CALLS = 5
-"""Calls of a plan in which its launches are timed one by one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,26 +66,19 @@ class Entrant:
 
     plan: Plan
     call: Callable[[], object] = tuple
-    """Calls the plan on the inputs of the race."""
     is_simple: bool = True
     """Whether the plan may be the baseline, because it does not mix engines. The baseline is the fastest simple plan."""
     program: Program | None = None
     note: str = ""
-    """A remark on the plan's results, such as the error in reduced precision."""
     first_call: float = 0.0
-    """Seconds of the first call, before any round."""
     expected: float = 0.0
     """Seconds per call: first as predicted, then as measured in the warm-up turn."""
     repeats: int = 1
-    """Timed calls per turn."""
     rounds: list[float] = field(default_factory=list)
-    """Seconds per call in each round."""
     regions: tuple[float, ...] = ()
-    """Seconds of each launch of the plan during a call; empty if not profiled."""
     is_out: bool = False
     """Whether the plan takes no more turns: it failed or clearly lost."""
     failure: str = ""
-    """The error of a call that raised; empty if none did."""
 
     @property
     def median(self) -> float:
@@ -100,7 +91,6 @@ class Entrant:
 
     @property
     def has_run(self) -> bool:
-        """Whether the plan completed a round and did not fail."""
         return bool(self.rounds) and not self.failure
 
     @property
@@ -116,7 +106,6 @@ class Entrant:
             self.is_out, self.failure = True, f"{type(error).__name__}: {error}"
 
     def profile(self, inputs: Sequence[Any]) -> None:
-        """Time each launch during whole calls, into `regions`; a plan of one launch is skipped."""
         if self.program is None or len(self.plan.launches) < 2:
             return
         for _ in range(PROFILED_CALLS):
@@ -124,7 +113,6 @@ class Entrant:
         self.regions = tuple(launch.seconds / launch.calls for launch in self.program.profile().launches)
 
     def close(self) -> None:
-        """Release the program; its executables stay in the cache."""
         program, self.program = self.program, None
         if program is not None:
             program.close()
@@ -164,7 +152,7 @@ def run_interleaved(
             entrant.take_turn(clock)
         active = [entrant for entrant in order if not entrant.is_out]  # without those that failed in this round
         if not active:
-            return completed + bool(order)
+            return completed + 1 if order else completed  # without plans there was no round
         watch(completed + 1, min(active, key=lambda entrant: entrant.median))
         if completed + 1 >= rules.least and is_decided(active):
             return completed + 1
@@ -172,7 +160,6 @@ def run_interleaved(
 
 
 def _choose_baseline(entrants: Sequence[Entrant]) -> Entrant:
-    """Choose the fastest simple plan, or the fastest of all if none is simple."""
     simple = [entrant for entrant in entrants if entrant.is_simple]
     return min(simple or entrants, key=lambda entrant: entrant.median)
 
@@ -191,7 +178,8 @@ def _drop_losers(active: Sequence[Entrant]) -> bool:
         if entrant is not baseline:
             ratio = compute_round_ratio(entrant.rounds, baseline.rounds)
             entrant.is_out = ratio.is_loss
-            is_decided &= ratio.high < WIN_RATIO or ratio.low > WIN_RATIO
+            is_certain = ratio.high < WIN_RATIO or ratio.low > WIN_RATIO
+            is_decided = is_decided and is_certain
     return is_decided
 
 
@@ -209,7 +197,8 @@ def prepare_plan(
     Returns an Entrant for the race, or the CandidateResult of a plan that fails or is wrong. If ``expected`` is None, results are
     not compared. Stops the comparison once ``is_stopped()`` is true.
     """
-    function, context, engines = request.function, request.context, {engine.spec: engine for engine in request.engines}
+    function, context = request.function, request.context
+    engines = {engine.spec: engine for engine in request.engines}
     try:
         program = compile_plan(plan, engines, context, cache, graph=request.cuda_graph)
     except XRTError as error:
@@ -223,8 +212,7 @@ def prepare_plan(
         results, seconds = time_call(lambda: [copy_values(to_host(value)) for value in program.run(values)])
         # Random results differ from call to call, and cannot be compared.
         if expected is not None and not find_first_random_node(function):
-            arguments = function, inputs, results, expected, reference, context.options, is_stopped
-            wrong, note = check_against_reference(*arguments)
+            wrong, note = check_against_reference(function, inputs, results, expected, reference, context.options, is_stopped)
     except Exception as error:  # noqa: BLE001  # whatever an engine raises
         program.close()
         return CandidateResult(plan, "failed", note=describe_error(error))
@@ -263,7 +251,6 @@ class Candidates:
 
     @cached_property
     def capability(self) -> SupportMatrix:
-        """Which of the engines support each node."""
         return SupportMatrix.of(self.request.function, self.engines, self.request.device_map)
 
     @cached_property
@@ -280,7 +267,8 @@ class Candidates:
     @cached_property
     def wholes(self) -> tuple[Plan, ...]:
         """The plans that run all nodes on one engine, if the caller's options allow that. Plans measured to fail are included."""
-        function, device_map, plans = self.request.function, self.request.device_map, []
+        function, device_map = self.request.function, self.request.device_map
+        plans = []
         engines_by_node = self.capability.list_supporting_engines()
         for index, engine in enumerate(self.engines):
             if all(index in supporting for supporting in engines_by_node):
@@ -294,10 +282,13 @@ class Candidates:
     @cached_property
     def updating_plans(self) -> tuple[Plan, ...]:
         """Plans on two engines for a model that updates state: one runs the model, the other only updates the state in place."""
+        if not self.request.function.aliases:
+            return ()
         plans = []
-        for whole in self.wholes if self.request.function.aliases else ():
-            spec = whole.launches[0].engine if whole.launches else ""
-            engines = sorted(self.all_engines, key=lambda engine: engine.spec != spec)
+        for whole in self.wholes:
+            first_spec = whole.launches[0].engine if whole.launches else ""
+            # By priority, this engine gets all nodes, except updates in place that only another engine supports.
+            engines = sorted(self.all_engines, key=lambda engine: 0 if engine.spec == first_spec else 1)
             with suppress(PlanError):
                 plan = self._partition(engines)
                 if len({launch.engine for launch in plan.launches}) == 2 and is_allowed(plan, engines, self.request.clustering):
@@ -319,7 +310,7 @@ def make_partition_key(plan: Plan) -> PartitionKey:
 
 def is_allowed(plan: Plan, engines: Sequence[GraphCompiler], options: ClusteringOptions) -> bool:
     """Whether a plan respects the pins and the minimum and maximum nodes per region."""
-    sizes = [len(launch.nodes) for launch in plan.launches] or [1]
+    sizes = [len(launch.nodes) for launch in plan.launches] or [1]  # a plan without nodes counts as one with a single node
     if min(sizes) < options.minimum_nodes or (options.maximum_nodes and max(sizes) > options.maximum_nodes):
         return False
     assignment, names = map_nodes_to_engines(plan), {engine.spec: engine.name for engine in engines}
@@ -392,7 +383,6 @@ def _judge(entrant: Entrant, ratio: RatioInterval, chosen: Entrant, *, is_sure: 
 
 
 def _rank(contender: CandidateResult) -> tuple[int, float]:
-    """Sort key: by verdict, then by time."""
     return _ORDER[contender.verdict], contender.seconds if contender.seconds is not None else float("inf")
 
 
@@ -411,8 +401,6 @@ CheckOutcome: TypeAlias = Literal["held", "regressed", "undecided", "alone"]
 
 @dataclass(frozen=True, slots=True)
 class RegressionSetup:
-    """The Function, engines and inputs of a comparison of plans, and its time limit."""
-
     request: PlacementRequest
     cache: CompileCache
     inputs: Sequence[Any]
@@ -516,7 +504,6 @@ class RegressionResult:
         return self.state != "regressed"
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to plain data, without the node ranges."""
         facts = asdict(self)
         if self.locked is not None:
             facts["locked"] = self.locked.to_dict()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, TypeAlias
 
 from xrt import __version__
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 Ingredients: TypeAlias = tuple[tuple[str, str], ...]
 """(name, value) entries of the key under which a decision is stored."""
 MAX_LOCKED_CANDIDATES = 16
-"""Maximum candidates recorded in a lockfile."""
 DEVICE_OF = "device of "
 """Prefix of the names of options that record the device of an engine, if it is not the module's. The engine's spec follows."""
 MAX_NAME_CHARACTERS = 400
@@ -78,8 +77,10 @@ def create_lock(
     """
     function, plan = request.function, tuned.plan
     machine, options = _describe_setting(request, {launch.engine for launch in plan.launches})
+    used = set(plan.engines)
     # A check also runs the baseline plan, and compares the versions of its engines.
-    used = {*plan.engines, *(run.engine for run in (baseline.ranges if baseline else ()))}
+    if baseline is not None:
+        used.update(node_range.engine for node_range in baseline.ranges)
     return PlacementFile(
         writer=__version__,
         date=(now or datetime.now(UTC)).strftime("%Y-%m-%d"),
@@ -114,7 +115,6 @@ def read_shapes(lock: PlacementFile, function: Function) -> dict[str, tuple[int,
 
 
 _STATIC_TYPE = re.compile(r"\w+\[((?:\d{1,18}(?:,\d{1,18})*)?)\]", re.ASCII)
-"""A tensor type with static extents only."""
 
 
 def list_node_ranges(plan: Plan, function: Function) -> tuple[NodeRange, ...]:
@@ -124,7 +124,8 @@ def list_node_ranges(plan: Plan, function: Function) -> tuple[NodeRange, ...]:
     for region, group in groupby([node.name for node in function.nodes], region_numbers.__getitem__):
         names = list(group)
         # The names are only for readers of a diff: nodes are placed by position.
-        first, last = names[0][:MAX_NAME_CHARACTERS], names[-1][:MAX_NAME_CHARACTERS] if len(names) > 1 else ""
+        first = names[0][:MAX_NAME_CHARACTERS]
+        last = names[-1][:MAX_NAME_CHARACTERS] if len(names) > 1 else ""
         ranges.append(NodeRange(region, assignment[names[0]], position, len(names), first, last))
         position += len(names)
     return tuple(ranges)
@@ -132,16 +133,15 @@ def list_node_ranges(plan: Plan, function: Function) -> tuple[NodeRange, ...]:
 
 def list_candidate_records(race: CandidateComparison, function: Function | None = None) -> tuple[CandidateRecord, ...]:
     """Convert the candidates of a race to records. With ``function``, the one that they place, the records have the regions."""
-    return tuple(
-        CandidateRecord(
-            contender.title,
-            is_baseline=index == race.baseline,
-            regions=contender.regions if function else (),
-            ranges=list_node_ranges(contender.plan, function) if function else (),
-            **{**{name: getattr(contender, name) for name in FIGURES}, "note": contender.note[:1000]},
-        )
-        for index, contender in enumerate(race.contenders)
-    )
+    records = []
+    for index, contender in enumerate(race.contenders):
+        figures = {name: getattr(contender, name) for name in FIGURES}
+        figures["note"] = contender.note[:1000]
+        record = CandidateRecord(contender.title, is_baseline=index == race.baseline, **figures)
+        if function is not None:
+            record = record.replace(regions=contender.regions, ranges=list_node_ranges(contender.plan, function))
+        records.append(record)
+    return tuple(records)
 
 
 def plan_from_ranges(ranges: Sequence[NodeRange], request: PlacementRequest) -> Plan:
@@ -149,13 +149,15 @@ def plan_from_ranges(ranges: Sequence[NodeRange], request: PlacementRequest) -> 
     assignment: dict[str, str] = {}
     groups: dict[str, int] = {}
     function, count = request.function, len(request.function.nodes)
-    for run in ranges:
-        if (last := run.at + run.nodes) > count:
-            raise LockError(f"the plan places nodes up to number {last}, and the model has {count} nodes")
-        for node in function.nodes[run.at : last]:
+    for node_range in ranges:
+        end = node_range.at + node_range.nodes
+        if end > count:
+            raise LockError(f"the plan places nodes up to number {end}, and the model has {count} nodes")
+        for node in function.nodes[node_range.at : end]:
             if node.name in assignment:
                 raise LockError(f"node {node.name!r} is placed twice")
-            assignment[node.name], groups[node.name] = run.engine, run.region
+            assignment[node.name] = node_range.engine
+            groups[node.name] = node_range.region
     # A file may be edited by hand, so nodes may be missing.
     if len(assignment) < count:
         missing = next(node.name for node in function.nodes if node.name not in assignment)
@@ -175,12 +177,13 @@ def list_mismatches(lock: PlacementFile, request: PlacementRequest, *, for_check
     """
     if reasons := tuple(_compare_model(lock, request.function)):
         return reasons  # for another model, other differences do not matter
-    ranges = [*lock.plan, *(lock.baseline.ranges if lock.baseline and for_check else ())]
-    machine, options = _describe_setting(request, {run.engine for run in lock.plan})
+    ranges = [*lock.plan]
+    machine, options = _describe_setting(request, {node_range.engine for node_range in ranges})
     if for_check:
         options["clustering"] = lock.options.get("clustering", "")
+        ranges += lock.baseline.ranges if lock.baseline else ()
     return (
-        *_compare_engines(lock, request.engines, (run.engine for run in ranges)),
+        *_compare_engines(lock, request.engines, (node_range.engine for node_range in ranges)),
         *_compare_facts(lock.machine, machine),
         *_compare_facts(lock.options, options),
     )
@@ -209,7 +212,9 @@ def _compare_engines(lock: PlacementFile, engines: Sequence[GraphCompiler], used
     for spec in dict.fromkeys(used):
         if spec not in by_spec:
             yield f"engine {spec!r}, which the plan uses, is not in the list of engines or not ready"
-        elif (was := lock.engines.get(spec, "unknown")) != (now := by_spec[spec].version()):
+            continue
+        was, now = lock.engines.get(spec, "unknown"), by_spec[spec].version()
+        if was != now:
             yield f"engine {spec!r} was {was} and is {now}"
 
 
@@ -236,8 +241,8 @@ def _describe_setting(request: PlacementRequest, specs: Set[str]) -> tuple[dict[
     context = request.context
     # Only devices that the plan needs: the lock must apply on a machine without the devices of other engines.
     devices = {spec: name for spec, name in sorted(request.devices.items()) if spec in specs}
-    extensions_text, _, processor = dict(make_context_key(context))["machine"].partition("; ")
-    system, architecture, *extensions = extensions_text.split(" ")
+    platform, _, processor = dict(make_context_key(context))["machine"].partition("; ")
+    system, architecture, *extensions = platform.split(" ")
     machine = {"system": f"{system} {architecture}", "processor": processor, "extensions": " ".join(extensions)}
     for name in sorted({context.device, *devices.values()} - {"cpu"}):
         with suppress(DeviceError):
@@ -249,7 +254,6 @@ def _describe_setting(request: PlacementRequest, specs: Set[str]) -> tuple[dict[
 
 
 MAX_TEXT_CHARACTERS = 2000
-"""Maximum characters of a note or a reason in a decision; longer texts are cut."""
 
 
 def make_decision_key(request: PlacementRequest, ingredients: Ingredients | None = ()) -> Signature | None:
@@ -274,8 +278,8 @@ def make_decision_key(request: PlacementRequest, ingredients: Ingredients | None
     options = (("implicit", str(request.implicit)), ("clustering", str(request.clustering)))
     entries = [*subject, ("engines", ", ".join(descriptions)), *options, *make_context_key(context)]
     if request.devices:
-        devices = sorted(request.devices.items())
-        hardware = {spec: dict(make_context_key(on_device(name, context)))["device"] for spec, name in devices}
+        contexts = {spec: on_device(name, context) for spec, name in sorted(request.devices.items())}
+        hardware = {spec: dict(make_context_key(device_context))["device"] for spec, device_context in contexts.items()}
         entries.append(("devices", str(hardware)))
     if request.cuda_graph:
         entries.append(("graph", "recorded"))
@@ -313,7 +317,6 @@ def store_decision(
 
 
 def mark_checked(request: PlacementRequest, store: CostStore, ingredients: Ingredients | None = ()) -> None:
-    """Record in a stored decision that the results of its plan agreed with the reference."""
     key = make_decision_key(request, ingredients)
     document = store.read_decision(key)
     if document is not None and document.search is not None:
@@ -371,7 +374,7 @@ def _list_declined(request: PlacementRequest, engines: list[GraphCompiler]) -> t
         for position in range(len(function.nodes)):
             if (reason := capability.reason(position, index)) is not None:
                 declined.setdefault((engine.spec, reason[:MAX_TEXT_CHARACTERS]), []).append(position)
-    return tuple(DeclinedNodes(*subject, tuple(positions)) for subject, positions in declined.items())
+    return tuple(DeclinedNodes(spec, reason, tuple(positions)) for (spec, reason), positions in declined.items())
 
 
 def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningResult:
@@ -385,7 +388,8 @@ def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningR
         raise PlacementFileError("it has no section 'search', so it is not a decision")
     reduced_engines: tuple[GraphCompiler, ...] = ()
     if precision is not None:
-        reduced_engines = create_reduced_engines([run.engine for record in records for run in record.ranges], request)
+        node_ranges = chain.from_iterable(record.ranges for record in records)
+        reduced_engines = create_reduced_engines([node_range.engine for node_range in node_ranges], request)
     request = make_planned_request(request, precision, reduced_engines)
     request = _replace_engines(request, _restore_engines(document, search, request))
     unmeasured = FrozenDict(search.unmeasured)
@@ -415,7 +419,7 @@ def read_locked_result(lock: PlacementFile, request: PlacementRequest) -> Tuning
     Raises LockError if the plan does not fit the request, CalibrationError or OptionError if the precision does not.
     """
     request = make_planned_request(request, lock.precision, ())
-    if request.implicit not in {run.engine for run in lock.plan}:
+    if request.implicit not in {node_range.engine for node_range in lock.plan}:
         request = _replace_engines(request, [engine for engine in request.engines if engine.spec != request.implicit])
     plan = plan_from_ranges(lock.plan, request)
     winner = next((record for record in lock.candidates if record.verdict == "won"), CandidateRecord("", "won"))
@@ -457,14 +461,20 @@ def create_reduced_engines(specs: Sequence[str], request: PlacementRequest) -> t
     the code to run.
     """
     missing = set(specs) - {engine.spec for engine in request.engines}
+    if not missing:
+        return ()
     variants: dict[str, GraphCompiler] = {}
-    for engine in request.engines if missing else ():
-        # An engine may combine int8 with bf16 or fp16.
-        int8 = engine.lower_precision("int8")
-        bases = [base for base in (engine, int8) if base is not None]
-        reduced = [int8, *(base.lower_precision(name) for base in bases for name in ("bf16", "fp16"))]
-        variants |= {variant.spec: variant for variant in reduced if variant is not None}
+    for engine in request.engines:
+        variants.update((variant.spec, variant) for variant in _list_reduced_variants(engine))
     for spec in sorted(missing):
         if spec not in variants:
             raise OptionError(f"engine {spec!r} of a plan of reduced precision is not a variant of an engine of the list")
     return tuple(variants[spec] for spec in dict.fromkeys(specs) if spec in missing)
+
+
+def _list_reduced_variants(engine: GraphCompiler) -> list[GraphCompiler]:
+    int8 = engine.lower_precision("int8")
+    # An engine may combine int8 with bf16 or fp16.
+    bases = [engine] if int8 is None else [engine, int8]
+    variants = [int8, *(base.lower_precision(name) for base in bases for name in ("bf16", "fp16"))]
+    return [variant for variant in variants if variant is not None]

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from xrt.placement.search import RegionPrediction
 
 MAX_LISTED_REGIONS = 8
-"""Maximum regions in the text of a CostReport; `to_dict` has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +34,19 @@ class CostReport:
     measured: float | None
     """Seconds per call in the race; None if it was not raced."""
     parts: tuple[RegionPrediction, ...] = ()
-    """The regions; empty without measurements."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def __str__(self) -> str:
-        took = "" if self.measured is None else f"; it took {format_seconds(self.measured)}"
-        head = [] if self.predicted is None else [f"predicted {format_seconds(self.predicted)} for a call{took}:"]
-        more = [f"  and {len(self.parts) - MAX_LISTED_REGIONS} more regions"] if len(self.parts) > MAX_LISTED_REGIONS else []
-        return "\n".join([*head, *(f"  {part}" for part in self.parts[:MAX_LISTED_REGIONS]), *more])
+        lines = []
+        if self.predicted is not None:
+            took = "" if self.measured is None else f"; it took {format_seconds(self.measured)}"
+            lines.append(f"predicted {format_seconds(self.predicted)} for a call{took}:")
+        lines += [f"  {part}" for part in self.parts[:MAX_LISTED_REGIONS]]
+        if len(self.parts) > MAX_LISTED_REGIONS:
+            lines.append(f"  and {len(self.parts) - MAX_LISTED_REGIONS} more regions")
+        return "\n".join(lines)
 
 
 def make_report(plan: Plan, tuned: TuningResult, function: Function, table: CostTable) -> CostReport:
@@ -85,7 +87,6 @@ def format_error(error: float | None, measure: str) -> str:
 
 
 def describe_budget(measure: str, limit: float) -> str:
-    """Describe an error budget, such as "relative error at most 1%"."""
     return f"{MEASURES.get(measure, f'loss of {measure}')} at most {format_error(limit, measure)}"
 
 
@@ -116,12 +117,16 @@ def _describe_reduced_plan(plan: AttemptRecord, measure: str) -> str:
     outcome = "over the budget" if plan.outcome == "over" else plan.outcome
     parts = [f"{outcome}: {plan.precision} on {plan.plan}"]
     if plan.exact_count:
-        names = ", ".join(plan.nodes[:MAX_EXACT_NAMES]) + (", ..." if plan.exact_count > MAX_EXACT_NAMES else "")
-        parts.append(f"{plan.exact_count} node{'s' * (plan.exact_count != 1)} in fp32 ({names})")
+        names = ", ".join(plan.nodes[:MAX_EXACT_NAMES])
+        if plan.exact_count > MAX_EXACT_NAMES:
+            names += ", ..."
+        parts.append(f"{views.format_count(plan.exact_count, 'node')} in fp32 ({names})")
     if plan.error is not None and plan.outcome not in ("wrong", "failed"):
         high = "" if plan.high is None else f" (up to {format_error(plan.high, measure)})"
         parts.append(f"error {format_error(plan.error, measure)}{high}")
-    return ", ".join([*parts, *([plan.note] if plan.note else [])])
+    if plan.note:
+        parts.append(plan.note)
+    return ", ".join(parts)
 
 
 def _describe_error(record: PrecisionRecord) -> str:
@@ -178,8 +183,9 @@ def _describe_result(tuned: TuningResult) -> dict[str, Any]:
     """Make the template's data for a result: candidates as bars and as a table, the precision, and the plan with its times."""
     race, winner = tuned.race, tuned.race.winner
     head, *_ = str(tuned).splitlines()
-    is_timed = winner is not None and winner.plan == tuned.plan and len(winner.regions) == len(tuned.plan.launches)
-    times = views.MeanCall(race.rounds, winner.seconds, winner.regions) if winner and is_timed and winner.seconds else None
+    times = None
+    if winner is not None and winner.plan == tuned.plan and len(winner.regions) == len(tuned.plan.launches) and winner.seconds:
+        times = views.MeanCall(race.rounds, winner.seconds, winner.regions)
     return {
         "title": f"{head[:1].upper()}{head[1:]}",
         "tuned": tuned,
@@ -197,16 +203,18 @@ def _make_bar(result: CandidateResult) -> views.Bar:
 
 
 def _describe_candidate(result: CandidateResult, is_baseline: bool) -> tuple[object, ...]:
-    note = "; ".join(filter(None, ("the best single engine" if is_baseline else "", result.note)))
-    verdict = dict.fromkeys(("text", "verdict"), VERDICTS[result.verdict])
-    interval = result.ratio_interval
-    ratio = views.format_ratio_interval(interval) if interval or result.ratio is None else views.format_ratio(result.ratio)
+    notes = ["the best single engine"] if is_baseline else []
+    if result.note:
+        notes.append(result.note)
+    verdict = VERDICTS[result.verdict]
+    ratio = views.format_ratio_interval(result.ratio_interval)
+    if result.ratio is not None and result.ratio_interval is None:  # too few rounds for an interval
+        ratio = views.format_ratio(result.ratio)
     took = "" if result.seconds is None else views.format_seconds(result.seconds)
-    return result.title, verdict, len(result.plan.launches), took, ratio, note
+    return result.title, {"text": verdict, "verdict": verdict}, len(result.plan.launches), took, ratio, "; ".join(notes)
 
 
 MAX_COST_ROWS = 12
-"""Maximum rows of the cost table."""
 
 
 def describe_costs(report: CostReport | None) -> dict[str, Any]:
@@ -218,8 +226,10 @@ def describe_costs(report: CostReport | None) -> dict[str, Any]:
     if report is None or not report.parts:
         return {"costs": []}
     caption = f"Predicted {show(report.predicted)} for a call"
-    caption += "" if report.measured is None else f"; it took {views.format_seconds(report.measured)}"
-    caption += f" (the first {MAX_COST_ROWS} of {len(report.parts)})" if len(report.parts) > MAX_COST_ROWS else ""
+    if report.measured is not None:
+        caption += f"; it took {views.format_seconds(report.measured)}"
+    if len(report.parts) > MAX_COST_ROWS:
+        caption += f" (the first {MAX_COST_ROWS} of {len(report.parts)})"
     rows = [(x.name, x.engine, x.nodes, show(x.predicted), x.source, show(x.measured)) for x in report.parts[:MAX_COST_ROWS]]
     columns = {"region": "", "engine": "", "nodes": "number", "predicted": "number", "known": "", "took": "number"}
     return {"costs": [(caption, columns, rows)]}

@@ -35,7 +35,6 @@ VERDICTS = {
     "wrong": "wrong",
     "failed": "failed",
 }
-"""Displayed word for each verdict; files have the key."""
 LATE_PREFIX = "not measured in time:"
 MAX_LISTED_REGIONS = 5
 """If a plan has more regions, its title counts the regions by engine instead of listing them in execution order."""
@@ -43,8 +42,6 @@ MAX_LISTED_REGIONS = 5
 
 @dataclass(frozen=True, slots=True)
 class CandidateResult:
-    """A candidate plan and its result."""
-
     plan: Plan
     verdict: SelectionOutcome
     """``won``: the chosen plan; ``tie``: not distinguishable, within the noise, from the chosen plan or from the baseline;
@@ -98,7 +95,9 @@ def describe_candidate(candidate: CandidateResult | CandidateRecord, title: str,
         parts.append(f"{candidate.ratio:.3f} ({candidate.ratio_low:.3f} to {candidate.ratio_high:.3f}) of the best single engine")
     elif candidate.ratio is not None:
         parts.append(f"{candidate.ratio:.3f} of the best single engine, in too few rounds for an interval")
-    return ", ".join([*parts, *([candidate.note] if candidate.note else [])])
+    if candidate.note:
+        parts.append(candidate.note)
+    return ", ".join(parts)
 
 
 FIGURES = ("verdict", "seconds", "low", "high", "ratio", "ratio_low", "ratio_high", "note")
@@ -116,7 +115,6 @@ class CandidateComparison:
 
     @property
     def winner(self) -> CandidateResult | None:
-        """The chosen candidate; None if no candidate ran."""
         return next((contender for contender in self.contenders if contender.verdict == "won"), None)
 
 
@@ -126,20 +124,16 @@ class TuningResult:
 
     plan: Plan
     table: CostTable = CostTable()
-    """All measured costs."""
     race: CandidateComparison = CandidateComparison()
     how: Origin = "measured"
     budget: float = 0.0
     """Seconds allowed for the search."""
     spent: float = 0.0
-    """Seconds that the search took."""
     measurements: int = 0
-    """Number of regions measured in this search, including failed ones."""
     notes: tuple[str, ...] = ()
     unmeasured: Mapping[str, str] = FrozenDict()
     """Why the whole model was not measured on an engine, by spec of the engine."""
     is_provisional: bool = False
-    """Whether too few rounds ran to tell plans apart."""
     is_explicit: bool = False
     """Whether the user requested the search. Its decision is then used by modules with a larger budget too."""
     is_checked: bool = True
@@ -147,9 +141,7 @@ class TuningResult:
     queried: tuple[GraphCompiler, ...] = field(default=(), compare=False, repr=False)
     """The engines as proxies that repeat the recorded support; empty if no engine was queried."""
     precision: PrecisionRecord | None = None
-    """The precision and the measured error of the plan; None without an error budget."""
     reduced_engines: tuple[GraphCompiler, ...] = field(default=(), compare=False, repr=False)
-    """Engines that only a plan of reduced precision uses."""
 
     @property
     def short_remarks(self) -> tuple[str, ...]:
@@ -226,7 +218,8 @@ def suggest_budget(budget: float) -> str:
     >>> suggest_budget(3.0), suggest_budget(20.0)
     ('give more time, such as a budget of 20 s', 'give more time, such as a budget of 60 s')
     """
-    more = max(20.0, 3.0 * budget) if budget >= 20.0 else max(20.0, float(f"{2 * budget:.1g}"))
+    # Twice a small budget is rounded to one digit.
+    more = 3.0 * budget if budget >= 20.0 else max(20.0, float(f"{2 * budget:.1g}"))
     return f"give more time, such as a budget of {more:g} s"
 
 
@@ -263,22 +256,15 @@ def _format_time(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The state of a search."""
-
     stage: str
-    """What the search does now, in a few words."""
     best: str
-    """The title of the best plan so far; empty if there is none."""
     seconds: float | None
-    """Seconds per call of the best plan, if known."""
     elapsed: float
-    """Seconds since the search began."""
     budget: float
     """Seconds allowed for the search."""
 
     @property
     def text(self) -> str:
-        """One line: the stage, and the best plan so far with its time."""
         best = f"; best so far: {self.best}, {_format_time(self.seconds)}" if self.seconds is not None else ""
         return f"{self.stage}{best}"
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import chain, islice, pairwise, zip_longest
-from operator import or_
+from operator import itemgetter, or_
 from statistics import median
 from typing import TYPE_CHECKING, Literal, TypeAlias
 from weakref import WeakKeyDictionary
@@ -43,7 +43,6 @@ _KEYS: WeakKeyDictionary[Function, dict[int, str]] = WeakKeyDictionary()
 
 
 def to_mask(positions: Iterable[int]) -> int:
-    """Make the bit mask in which the bits at these positions are set."""
     return combine_masks(1 << position for position in positions)
 
 
@@ -52,7 +51,6 @@ def combine_masks(masks: Iterable[int]) -> int:
 
 
 def iter_bits(mask: int) -> Iterator[int]:
-    """Yield the positions of the set bits, ascending."""
     while mask:
         lowest_bit = mask & -mask
         yield lowest_bit.bit_length() - 1
@@ -140,7 +138,6 @@ class PlanningGraph:
         return tuple(self.sizes.values())
 
     def estimate_transfer(self, values: int) -> float:
-        """Estimate the seconds to pass values, given as a mask, from one region to another."""
         seconds, per_byte = BOUNDARY
         return seconds * values.bit_count() + per_byte * sum(self._bytes[value] for value in iter_bits(values))
 
@@ -173,6 +170,7 @@ class PlanningGraph:
             for index in predecessors:
                 last_reader[index] = reader
         last_reads = Counter(last_reader)
+        # `crossing` counts the nodes whose results are read later.
         crossing, cuts = 0, [0]
         for index in range(len(self)):
             crossing += 1 - last_reads[index]
@@ -208,9 +206,9 @@ class PlanningGraph:
             parts += _select_longest((start, end) for start, end in pairwise(bounds) if end - start > 1)
         ops = ["", *(node.op for node in nodes), ""]
         single_nodes: dict[str, int] = {}
-        for index, key in enumerate(self.node_keys):
-            if ops[index + 1] not in (ops[index], ops[index + 2]):
-                single_nodes.setdefault(key, 1 << index)
+        for index, (previous, op, following) in enumerate(zip(ops, ops[1:], ops[2:], strict=False)):
+            if op not in (previous, following):
+                single_nodes.setdefault(self.node_keys[index], 1 << index)
         return tuple(dict.fromkeys(mask for mask in (*parts, *single_nodes.values()) if mask))
 
 
@@ -220,9 +218,8 @@ def _make_mask(start: int, end: int) -> int:
 
 
 def _select_longest(stretches: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the node masks of the `MAX_ATOMS` longest (start, end) stretches."""
-    longest = sorted(stretches, key=lambda stretch: (stretch[0] - stretch[1], stretch))[:MAX_ATOMS]
-    return [_make_mask(start, end) for start, end in longest]
+    longest_first = sorted((start - end, start, end) for start, end in stretches)
+    return [_make_mask(start, end) for _, start, end in longest_first[:MAX_ATOMS]]
 
 
 _FAMILIES = {
@@ -250,7 +247,6 @@ class CostModel:
     graph: PlanningGraph
     table: CostTable
     keys: Mapping[int, str]
-    """Shape keys of the node masks to look up in the table."""
     node_seconds: tuple[np.ndarray, ...] = field(repr=False)
     """Per engine, the fitted seconds of each node."""
 
@@ -283,12 +279,10 @@ class CostModel:
         return self.estimate(region) if estimate is None else estimate
 
     def estimate(self, region: Region) -> float:
-        """Estimate the seconds of a region as the launch plus the sum of its node costs."""
         engine, mask = region
         return LAUNCH + float(self.node_seconds[engine][list(iter_bits(mask))].sum())
 
     def compute_total(self, partitioning: Partitioning) -> float:
-        """Return the seconds of all regions and of the transfers between them."""
         total = 0.0
         for region in partitioning:
             total += self.seconds(region) + self.graph.estimate_transfer(self.graph.find_inputs(region[1]))
@@ -316,7 +310,8 @@ def fit_node_seconds(graph: PlanningGraph, table: CostTable, keys: Mapping[int, 
     operators = list(dict.fromkeys(node.op for node in graph.function.nodes))
     work_of_kind, operator_of_kind = np.ones(len(kind_index)), np.zeros(len(kind_index), np.intp)
     for kind, node in zip(kinds, graph.function.nodes, strict=True):
-        work_of_kind[kind], operator_of_kind[kind] = _estimate_work(node, graph), operators.index(node.op)
+        work_of_kind[kind] = _estimate_work(node, graph)
+        operator_of_kind[kind] = operators.index(node.op)
 
     # For each engine: the seconds of the measured parts, and for each part the number of its nodes of each kind.
     seconds_by_engine, counts_by_engine = [], []
@@ -348,6 +343,7 @@ def _list_measured(table: CostTable, spec: str, keys: Mapping[int, str]) -> list
     parts: dict[str, tuple[int, float]] = {}
     for mask, key in keys.items():
         if isinstance(cost := table.region(key, spec), MeasuredCost):
+            # The fit needs positive seconds, and a small part may take less than the usual launch.
             parts.setdefault(key, (mask, max(cost.seconds - LAUNCH, 0.05 * cost.seconds, 1e-9)))
     return sorted(parts.values(), key=lambda part: (-part[0].bit_count(), part[0]))
 
@@ -365,9 +361,9 @@ def _scale(values: np.ndarray, rows: Sequence[np.ndarray], seconds: Sequence[flo
 def _estimate_work(node: Node, graph: PlanningGraph) -> float:
     """Estimate a node's work in bytes: the bytes it moves, and the multiplications of a product converted to bytes."""
     types = graph.function.get_type
-    moved = 64.0
+    moved = 64.0  # no node is free
     for name in {*node.uses, *node.defined_names}:
-        moved += graph.sizes.get(name) or getattr(types(name), "nbytes", None) or 64
+        moved += graph.sizes.get(name) or getattr(types(name), "nbytes", None) or 64  # 64: the size is unknown or 0
     if node.op_type not in _PRODUCTS or len(node.inputs) < 2:
         return moved
     shape = getattr(types(node.inputs[1]), "shape", None)
@@ -397,9 +393,12 @@ and 4 parts at a time, the search took 2,705, 2,585 and 2,678 measurements, and 
 
 
 def iter_partitionings(costs: CostModel) -> Iterator[Partitioning]:
+    """Yield the partitionings to compare: one engine, one engine as far as possible, and the cheapest engines."""
     graph = costs.graph
     engines = range(len(graph.engines))
-    yield from (((engine, graph.whole),) for engine in engines if graph.supports((engine, graph.whole)))
+    for engine in engines:
+        if graph.supports((engine, graph.whole)):
+            yield ((engine, graph.whole),)
     # As many nodes as possible on one engine, and the other nodes on the next engine that supports them.
     for preferred in engines:
         order = [preferred, *(engine for engine in engines if engine != preferred)]
@@ -483,16 +482,21 @@ def list_atoms(costs: CostModel) -> list[tuple[int, int]]:
     nodes = graph.function.nodes
     if not nodes:
         return []
-    supporting = [to_mask(e for e, mask in enumerate(graph.supported) if mask >> i & 1) for i in range(len(nodes))]
-    traits = [(supporting[i], nodes[i].device, cheapest[i]) for i in range(len(nodes))]
-    changes = [i for i in range(1, len(nodes)) if traits[i] != traits[i - 1]]
+    supporting = [0] * len(nodes)  # per node, the mask of the engines that support it
+    for engine, mask in enumerate(graph.supported):
+        for index in iter_bits(mask):
+            supporting[index] |= 1 << engine
+    traits = [(supporting[index], node.device, cheapest[index]) for index, node in enumerate(nodes)]
+    changes = [index for index in range(1, len(nodes)) if traits[index] != traits[index - 1]]
+    starts = {0, *changes}
     # Add cut points at equal distances, as many as the limit leaves.
-    cuts, free_cuts = graph.cut_points[1:-1], MAX_ATOMS - len(changes)
-    spread_cuts = cuts[:: math.ceil(len(cuts) / free_cuts)] if free_cuts > 0 and cuts else []
-    starts = sorted({0, *changes, *spread_cuts})
+    cuts = graph.cut_points[1:-1]
+    free_cuts = MAX_ATOMS - len(changes)
+    if cuts and free_cuts > 0:
+        starts.update(cuts[:: math.ceil(len(cuts) / free_cuts)])
     joined_count = math.ceil(len(starts) / MAX_ATOMS)
     joined_starts, engines, device = [], 0, ""
-    for index, start in enumerate(starts):
+    for index, start in enumerate(sorted(starts)):
         common = supporting[start] & engines
         if index % joined_count and nodes[start].device == device and common:
             engines = common
@@ -533,28 +537,32 @@ def propose_plans(
     with a region known to fail are left out. Empty if a node has no engine. Raises OutOfTime soon after ``is_stopped()`` is true.
     """
     graph = PlanningGraph.from_function(function, engines, device, is_stopped)
-    ranked = [p for p, seconds in rank_partitionings(graph, table)[1].items() if seconds <= (1 - MIN_GAIN) * to_beat]
+    _, totals = rank_partitionings(graph, table)
+    ranked = [p for p, seconds in totals.items() if seconds <= (1 - MIN_GAIN) * to_beat]
     mixtures = [p for p in ranked if len(p) > 1][:MAX_CANDIDATES]
-    plans = [_make_plan(graph, p, engines, device) for p in (*mixtures, *(p for p in ranked if len(p) == 1))]
+    single_engines = [p for p in ranked if len(p) == 1]
+    plans = [_make_plan(graph, p, engines, device) for p in (*mixtures, *single_engines)]
     # The cost model does not look up every region, so that the table may know of one that fails.
-    seconds = [predict_cost(function, plan, table).seconds for plan in plans]
-    possible = [index for index in range(len(plans)) if math.isfinite(seconds[index])]
-    return tuple(plans[index] for index in sorted(possible, key=seconds.__getitem__))
+    costs = [(predict_cost(function, plan, table).seconds, plan) for plan in plans]
+    possible = [(seconds, plan) for seconds, plan in costs if math.isfinite(seconds)]
+    return tuple(plan for _, plan in sorted(possible, key=itemgetter(0)))
 
 
 def _make_plan(
     graph: PlanningGraph, partitioning: Partitioning, engines: Sequence[GraphCompiler], device: str | DeviceMap
 ) -> Plan:
-    nodes = graph.function.nodes
-    groups = {nodes[index].name: region for region, (_, mask) in enumerate(partitioning) for index in iter_bits(mask)}
-    node_engines = {name: graph.engines[partitioning[region][0]] for name, region in groups.items()}
+    groups: dict[str, int] = {}
+    node_engines: dict[str, str] = {}
+    for region_index, (engine, mask) in enumerate(partitioning):
+        for index in iter_bits(mask):
+            name = graph.function.nodes[index].name
+            groups[name] = region_index
+            node_engines[name] = graph.engines[engine]
     return plan_from_assignment(graph.function, engines, node_engines, groups=groups, device=device)
 
 
 @dataclass(frozen=True, slots=True)
 class ProfilingRequest:
-    """A request to measure a part of the model on one engine."""
-
     key: str
     """The shape key of the part; repeated blocks of a model have the same key."""
     spec: str
@@ -575,15 +583,15 @@ def choose_requests(
     skipped: Collection[tuple[str, str]] = (),
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[ProfilingRequest, ...]:
-    """Choose the parts to measure next, most useful first, equal parts once; empty if nothing would help.
+    """Choose the parts to measure next, most useful first. Of equal parts only one is chosen; none if nothing would help.
 
-    First the whole model on each engine that supports it. Then, alternately, regions of the best plans, and parts with the
+    First the whole model on each engine that supports it is chosen, then alternately regions of the best plans and parts with the
     largest potential savings. ``to_beat`` is the time of a plan in seconds: only parts that may save the share `MIN_GAIN` of it
     are returned. ``skipped`` has the (shape key, engine) pairs that cannot be measured. Raises OutOfTime soon after
     ``is_stopped()``.
     """
     graph = PlanningGraph.from_function(function, engines, device, is_stopped)
-    wholes = [region for e in range(len(engines)) if graph.supports(region := (e, graph.whole))]
+    wholes = [(index, graph.whole) for index in range(len(engines)) if graph.supports((index, graph.whole))]
     if requests := tuple(_list_unmeasured(graph, table, wholes, skipped)):
         return requests  # the next requests depend on their costs
     costs, ranked = rank_partitionings(graph, table)
@@ -618,6 +626,7 @@ def _list_by_potential_saving(costs: CostModel, best: Partitioning, min_saving: 
     """
     graph, engines = costs.graph, range(len(costs.graph.engines))
     parts = [part for part in graph.parts if part != graph.whole]
+    # `parts` has each kind of single node only once.
     counts = Counter(graph.get_key(part) for part in parts if part.bit_count() > 1) + Counter(graph.node_keys)
 
     def list_operators(masks: Iterable[int]) -> set[str]:
@@ -653,8 +662,6 @@ def _list_by_potential_saving(costs: CostModel, best: Partitioning, min_saving: 
 
 @dataclass(frozen=True, slots=True)
 class RegionPrediction:
-    """The predicted cost of one region of a plan, and its measured cost."""
-
     name: str
     engine: str
     nodes: int
@@ -664,20 +671,17 @@ class RegionPrediction:
     """How the time was predicted. ``impossible``: there is no time, because the region failed; `note` says why."""
     note: str = ""
     measured: float | None = None
-    """Seconds in the race; None if it was not timed."""
 
     def __str__(self) -> str:
         measured = "" if self.measured is None else f", took {format_seconds(self.measured)}"
         note = f" {self.note}" if self.note else ""
-        nodes = f"{self.nodes} node{'s' * (self.nodes != 1)}"
+        nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
         predicted = f"predicted {format_seconds(self.predicted)} ({self.source}{note})"
         return f"{self.name} on {self.engine}, {nodes}: {predicted}{measured}"
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The predicted cost of a plan and of its regions."""
-
     seconds: float
     """Seconds per call, with transfers between regions; infinite if a region is known to fail."""
     regions: tuple[RegionPrediction, ...]

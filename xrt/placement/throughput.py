@@ -16,24 +16,17 @@ from xrt.measure.timing import Clock, LoadResult
 from xrt.placement.sizes import list_open_axes
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
-"""The batch sizes that a sweep measures by default."""
 MAX_LISTED_VALUES = 16
-"""Maximum batch sizes, and maximum numbers of instances, in a sweep."""
 MAX_VALUE = 1 << 16
-"""Maximum batch size and number of instances."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThroughputRequest:
-    """The options of a sweep for the configuration with the highest request rate."""
-
     splits: tuple[Split, ...]
-    """Divisions of the threads among instances to try."""
     batches: tuple[int, ...] = BATCH_SIZES
     bound: float = math.inf
     """Limit on the 99th percentile of the latency, in seconds."""
     budget: float = 60.0
-    """Seconds for the sweep."""
 
 
 def list_splits(threads: int, instances: Sequence[int] | int | None = None) -> tuple[Split, ...]:
@@ -91,15 +84,12 @@ class ThroughputResult:
     configuration: ServingConfiguration | None
     """The chosen configuration; None if no candidate stayed within the latency bound."""
     candidates: tuple[ServingCandidate, ...]
-    """All points of the sweep: the chosen one first, then by request rate."""
     bound: float
     """Limit on the 99th percentile of the latency, in seconds; infinite for none."""
     budget: float
     spent: float
-    """Seconds that the sweep took."""
     notes: tuple[str, ...] = ()
     is_interrupted: bool = False
-    """Whether Ctrl-C ended the sweep early."""
 
     def to_record(self) -> ServingConfiguration | None:
         """Convert to the record that files store: the configuration with all candidates; None if no candidate was chosen."""
@@ -129,7 +119,6 @@ class ThroughputResult:
 
     @property
     def summary(self) -> str:
-        """One line with the number of points and the time spent."""
         return f"{views.format_count(len(self.candidates), 'point')}, {self.spent:.1f} of {self.budget:g} s"
 
     def __str__(self) -> str:
@@ -140,9 +129,13 @@ class ThroughputResult:
 def _describe_point(point: ServingCandidate) -> str:
     rate, p50, p99 = _format_figures(point)
     parts = [f"{point.verdict}: batch {point.batch}, {point.split}, {point.concurrency} in flight"]
-    parts += [f"on {point.plan}"] if point.plan else []
-    parts += [rate, f"p50 {p50}, p99 {p99}"] if rate else []
-    return ", ".join([*parts, *([point.note] if point.note else [])])
+    if point.plan:
+        parts.append(f"on {point.plan}")
+    if rate:
+        parts += [rate, f"p50 {p50}, p99 {p99}"]
+    if point.note:
+        parts.append(point.note)
+    return ", ".join(parts)
 
 
 def _format_figures(point: ServingCandidate) -> tuple[str, str, str]:
@@ -153,12 +146,10 @@ def _format_figures(point: ServingCandidate) -> tuple[str, str, str]:
 
 
 COLUMNS = ("verdict", "batch", "instances", "threads", "in flight", "plan", "requests/s", "p50", "p99", "memory", "note")
-"""Column headers of the table."""
 NUMERIC_COLUMNS = ("batch", "instances", "threads", "in flight", "requests/s", "p50", "p99", "memory")
 
 
 def list_cells(point: ServingCandidate) -> tuple[str, ...]:
-    """Format a point as a row of the table, in the order of `COLUMNS`."""
     memory = "" if point.memory is None else views.format_bytes(point.memory)
     numbers = (str(number) for number in (point.batch, point.instances, point.threads, point.concurrency))
     return (point.verdict, *numbers, point.plan, *_format_figures(point), memory, point.note)
@@ -191,7 +182,6 @@ def find_batch_dim(inputs: Sequence[Value], outputs: Sequence[Value], name: str 
 
 
 def _check_batch_dim(name: str, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
-    """Raise OptionError if requests cannot be joined along the dim ``name``."""
     axes = list(list_open_axes(inputs))
     names = list(dict.fromkeys(dim for _, _, dim in axes))
     if name not in names:
@@ -217,7 +207,6 @@ def _find_first_dim(value: Value) -> str | None:
 
 
 BADGES = {"chosen": "best", "within": "tie", "over": "slower", "declined": "slower"}
-"""The style of each verdict on a page."""
 
 
 def render_throughput_page(result: ThroughputResult, model: str) -> str:
@@ -243,12 +232,9 @@ a service at full load."""
 EQUAL_RATE_SHARE = 0.03
 """Rates that differ by less than this share count as equal, because runs of one configuration vary as much."""
 MAX_LOAD_SECONDS = 5.0
-"""Maximum seconds for which the load of one point runs."""
 
 
 class ServingBench(Protocol):
-    """Runs a model in the configurations of a sweep."""
-
     dim: str
     """The symbolic dim along which requests are joined; empty if each call is one request."""
     is_exact: bool
@@ -272,12 +258,10 @@ class ThroughputSweep:
     request: ThroughputRequest
     clock: Clock = time.perf_counter
     report: Callable[[str], object] = lambda text: None
-    """Called with a line that says what is measured now."""
     notes: tuple[str, ...] = ()
     _points: list[ServingCandidate] = field(default_factory=list)
 
     def run(self) -> ThroughputResult:
-        """Measure all points; Ctrl-C ends the sweep with the points measured so far."""
         began, is_interrupted = self.clock(), False
         try:
             self._list_candidates()
@@ -329,7 +313,6 @@ class ThroughputSweep:
             raise errors[0]
 
     def _why_not_measure(self, point: ServingCandidate, *, is_late: bool) -> str:
-        """Explain why a point need not be measured; empty if it must be."""
         if is_late:
             return f"no time was left of budget={self.request.budget:g} s"
         for measured in self._points:
@@ -359,7 +342,9 @@ class ThroughputSweep:
             point.instances,
             point.threads,
             point.concurrency,
-            *(point.rate or 0.0, point.p50 or 0.0, point.p99 or 0.0),
+            point.rate or 0.0,
+            point.p50 or 0.0,
+            point.p99 or 0.0,
             bound=None if math.isinf(self.request.bound) else self.request.bound,
             dim=self.bench.dim,
             sizes=sizes,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -42,12 +41,10 @@ class Refusal:
 
     launch: Launch
     nodes: tuple[str, ...]
-    """Names of the nodes to place on another engine."""
     error: EngineError
 
     @property
     def reason(self) -> str:
-        """The text of the error, in one line."""
         return " ".join(str(self.error).split())
 
 
@@ -96,7 +93,6 @@ class RegionToCompile:
     launch: Launch
     engine: GraphCompiler
     version: str
-    """The version of the engine."""
     context: CompileContext
 
     @cached_property
@@ -118,7 +114,6 @@ class RegionToCompile:
             return self.engine.compile(function, context)
 
     def lease(self, cache: CompileCache) -> Lease:
-        """Lease the executable from the cache; compile it if it is not cached."""
         outcome, request = "hit", CompileRequest(self.launch.function, self.engine, self.context)
 
         def make() -> Executable:
@@ -187,8 +182,6 @@ def list_regions(plan: Plan, engines: Mapping[str, GraphCompiler], context: Comp
 
 @dataclass
 class _Compilation:
-    """The compilation of one plan."""
-
     regions: Sequence[RegionToCompile]
     threads: int
     cache: CompileCache
@@ -197,7 +190,6 @@ class _Compilation:
     culprits: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Indices of the nodes to blame, by the signature key of a refused region."""
     results: dict[int, Lease | Refusal] = field(default_factory=dict)
-    """Leases and refusals by region index."""
     is_abandoned: bool = False
     """Whether an error or interrupt has ended the compilation. Threads then stop after their current region."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -226,7 +218,8 @@ class _Compilation:
         """
         workers = min(self.threads, len(items))
         if workers < 2:
-            deque(map(work, items), maxlen=0)
+            for item in items:
+                work(item)
             return
         from concurrent.futures import wait
 
@@ -353,7 +346,8 @@ def describe_patterns(function: Function) -> list[str]:
     """Compute a key for each node from its operator, types, small constants and neighbors. Nodes of equal blocks share keys."""
     from xrt.partition.fold import extract_subgraph  # only after a failure
 
-    positions, keys = {node.name: index for index, node in enumerate(function.nodes)}, []
+    positions = {node.name: index for index, node in enumerate(function.nodes)}
+    keys = []
     for index, node in enumerate(function.nodes):
         # The shape key leaves out the values of floats. Support may depend on a scale or the bounds of a Clip, not on a bias.
         constants = (function.constants.get(name) for name in node.uses)
@@ -362,5 +356,6 @@ def describe_patterns(function: Function) -> list[str]:
         producers = (producer for name in node.uses if (producer := function.producer(name)) is not None)
         users = (use.node for name in node.outputs if name for use in function.users(name))
         block = sorted({index, *(positions[neighbor.name] for neighbor in (*producers, *users))})
-        keys.append(" ".join((*(extract_subgraph(function, part).shape_key for part in ((index,), block)), *small)))
+        node_key, block_key = (extract_subgraph(function, indices).shape_key for indices in ([index], block))
+        keys.append(" ".join((node_key, block_key, *small)))
     return keys

@@ -66,7 +66,6 @@ class DeviceStep:
 
 
 def plan_steps(plan: Plan, slots: ValueTable) -> tuple[DeviceStep, ...]:
-    """Convert the launches of a plan to steps, in plan order."""
     # From the last launch to the first: `needed` has the values that later launches, copies or the caller read.
     slot_of = {name: slot for slot, name in enumerate(slots.names)}
     targets: dict[int, list[str]] = {}
@@ -74,7 +73,8 @@ def plan_steps(plan: Plan, slots: ValueTable) -> tuple[DeviceStep, ...]:
         targets.setdefault(slot_of[copy.value], []).append(copy.target)
     needed, steps = {(slot, plan.device) for slot in slots.outputs}, []
     for step_index in reversed(range(len(slots.steps))):
-        step, name = slots.steps[step_index], plan.get_device(slots.steps[step_index].launch)
+        step = slots.steps[step_index]
+        name = plan.get_device(step.launch)
         copies = tuple((slot, target) for slot in step.writes for target in targets.get(slot, ()))
         needed.update((slot, name) for slot, _ in copies)
         accessed = dict.fromkeys((slot, name) for slot in (*step.reads, *step.writes))
@@ -110,11 +110,11 @@ class DeviceCall:
         """Start to copy a value (or list) from device ``source`` to ``location``. While profiling, wait, and record ``name``."""
         began, (slot, target) = perf_counter(), location
         if HOST not in (source, target):
-            self.devices[target].after(self.streams[target], self.devices[source].event(self.streams[source]))
+            self.devices[target].delay(self.streams[target], self.devices[source].record_event(self.streams[source]))
         self.values[location] = self.send(value, source, target)
         if target == HOST:
             accelerator = self.devices[source]
-            self._downloads[slot] = next(self._numbers), accelerator, accelerator.event(self.streams[source])
+            self._downloads[slot] = next(self._numbers), accelerator, accelerator.record_event(self.streams[source])
         if self._recorder is not None:
             self.synchronize(source if target == HOST else target)
             self.record(name, source, target, value, began)
@@ -151,13 +151,13 @@ class DeviceCall:
         downloads = [self._downloads.pop(slot) for slot in slots if slot in self._downloads]
         # The copies of a device end in order, so only its latest copy is waited for.
         downloads.sort(key=lambda download: download[0])
-        for accelerator, event in {accelerator.name: (accelerator, event) for _, accelerator, event in downloads}.values():
+        latest = {accelerator.name: (accelerator, event) for _, accelerator, event in downloads}
+        for accelerator, event in latest.values():
             if not accelerator.is_done(event):
                 self._counter.add(waits=1)
                 accelerator.wait_for(event)
 
     def synchronize(self, name: str) -> None:
-        """Wait for all work on the stream of a device."""
         self._counter.add(waits=1)
         self.devices[name].wait([self.streams[name]])
 
@@ -190,7 +190,7 @@ class CapturedCall:
             is_first = self._recording is None
             if is_first and not self._record(inputs):
                 return None
-            call = program.call()
+            call = program.start_call()
             stream = call.streams[program.plan.device]
             program.wait_for_caller(DEFAULT_OPTIONS, call.streams)
             if not is_first:  # `_record` has copied the inputs of the first call
@@ -199,7 +199,7 @@ class CapturedCall:
                 results = [self._allocate(output, stream) for output in self._outputs] if self._buffers is None else []
                 self._recording.replay(stream)  # type: ignore[union-attr]  # `_record` has set it
                 call.references[program.plan.device] += [self._recording, self._outputs]
-                for result, output in zip(results, self._outputs if results else (), strict=True):
+                for result, output in zip(results, self._outputs, strict=False):  # a bound call has no results to copy
                     program.get_device().copy_within(result, output, stream)
             finally:
                 program.keep_until_done(call)
@@ -207,7 +207,7 @@ class CapturedCall:
 
     def _record(self, inputs: Sequence[Any]) -> bool:
         """Record a call; return whether that succeeded. After a failure, `run` returns None, and `str` states the reason."""
-        program, call = self._program, self._program.call()
+        program, call = self._program, self._program.start_call()
         device, stream = program.get_device(), call.streams[program.plan.device]
         capture_stream = device.new_stream()  # other threads enqueue work on the module's stream
         try:
@@ -230,12 +230,13 @@ class CapturedCall:
 
     def _enqueue_work(self, stream: Stream) -> None:
         program, plan_device = self._program, self._program.plan.device
-        call = program.call(RunOptions(stream=stream))
+        call = program.start_call(RunOptions(stream=stream))
         call.values.update(((slot, plan_device), array) for slot, array in enumerate(self._inputs))
         program.enqueue_steps(call)
         self._outputs = [call.values[location] for location in program.outputs]
-        for buffer, output in zip(self._buffers or (), self._outputs if self._buffers else (), strict=True):
-            program.get_device().copy_within(buffer, output, stream)
+        if self._buffers is not None:
+            for buffer, output in zip(self._buffers, self._outputs, strict=True):
+                program.get_device().copy_within(buffer, output, stream)
 
     def _copy_inputs(self, inputs: Sequence[Any], call: DeviceCall) -> None:
         """Copy the inputs of a call into the arrays that the recording reads."""
@@ -342,7 +343,7 @@ class MultiDeviceProgram(Program):
         return self._run_steps(inputs, options, inspection)
 
     def _run_steps(self, inputs: Sequence[Any], options: RunOptions, inspection: OutputInspector | None) -> list[Any]:
-        call, began = self.call(options), perf_counter()
+        call, began = self.start_call(options), perf_counter()
         self.wait_for_caller(options, call.streams)
         try:
             self._place_inputs(call, inputs)
@@ -360,8 +361,7 @@ class MultiDeviceProgram(Program):
             self._recorder.add_call(began, perf_counter())
         return results
 
-    def call(self, options: RunOptions = DEFAULT_OPTIONS) -> DeviceCall:
-        """Create the state of a call, without values yet."""
+    def start_call(self, options: RunOptions = DEFAULT_OPTIONS) -> DeviceCall:
         return DeviceCall(self._devices, self._get_streams(options), self._counter, self._recorder if options.profile else None)
 
     def _get_streams(self, options: RunOptions) -> dict[str, Stream]:
@@ -410,7 +410,6 @@ class MultiDeviceProgram(Program):
     def enqueue_steps(
         self, call: DeviceCall, options: RunOptions = DEFAULT_OPTIONS, inspection: OutputInspector | None = None
     ) -> None:
-        """Enqueue all launches and copies in order."""
         for entry in self.steps:
             self._launch(entry, call, options, inspection)
             for location in entry.copies:
@@ -430,7 +429,10 @@ class MultiDeviceProgram(Program):
         began, accelerator, launch = perf_counter(), self._devices.get(name), step.launch
         try:
             with self._activate(name, call):
-                results = step.executable.run(args, *([] if accelerator is None else [RunOptions(stream=call.streams[name])]))
+                if accelerator is None:
+                    results = step.executable.run(args)
+                else:
+                    results = step.executable.run(args, RunOptions(stream=call.streams[name]))
             if len(results) != len(step.writes):
                 raise make_count_error(step, len(results))
         except Exception as error:  # noqa: BLE001  # converted below
@@ -510,17 +512,17 @@ class MultiDeviceProgram(Program):
             # `close` waits for the module's streams. Work on a caller's stream needs an event to wait for.
             if references or call.streams[name] is not self._module_streams.on(name):
                 accelerator = self._devices[name]
-                self._pending.append((accelerator, accelerator.event(call.streams[name]), references))
+                self._pending.append((accelerator, accelerator.record_event(call.streams[name]), references))
 
     def _release_finished(self) -> None:
-        """Release the arrays of earlier calls whose work is done."""
         pending = self._pending
         while pending:
             try:
                 first = pending.popleft()
             except IndexError:  # emptied by another thread
                 return
-            if not first[0].is_done(first[1]):
+            accelerator, event, _ = first
+            if not accelerator.is_done(event):
                 pending.appendleft(first)
                 return
 

@@ -102,10 +102,13 @@ def _to_c_order(value: Any) -> Any:
 
 def upload(values: Sequence[Any], where: Device) -> list[Any]:
     """Copy host arrays to a device on the current stream; other values are unchanged."""
-    return [
-        upload(value, where) if isinstance(value, list) else where.upload(value) if isinstance(value, np.ndarray) else value
-        for value in values
-    ]
+    uploaded: list[Any] = []
+    for value in values:
+        if isinstance(value, list):
+            uploaded.append(upload(value, where))
+        else:
+            uploaded.append(where.upload(value) if isinstance(value, np.ndarray) else value)
+    return uploaded
 
 
 class HostAdapter(Executable):

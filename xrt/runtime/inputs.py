@@ -24,7 +24,7 @@ def bind(inputs: Sequence[Value], args: Sequence[Any], kwargs: Mapping[str, Any]
     feed = args[0] if len(args) == 1 and not kwargs and type(args[0]) is dict else {}
     if feed and all(isinstance(name, str) for name in feed) and not (inputs and isinstance(inputs[0].type, MapType)):
         args, kwargs = [], feed
-    takes = f"the model takes {len(names)} input{'s' * (len(names) != 1)} ({', '.join(names) or 'none'})"
+    takes = f"the model takes {len(names)} input{'' if len(names) == 1 else 's'} ({', '.join(names) or 'none'})"
     if len(args) > len(names):
         raise InputError(f"{takes}; got {len(args)} positional values")
     by_name = dict(zip(names, args, strict=False))
@@ -36,7 +36,7 @@ def bind(inputs: Sequence[Value], args: Sequence[Any], kwargs: Mapping[str, Any]
         by_name[name] = value
     missing = [value.name for value in inputs if value.name not in by_name and not isinstance(value.type, OptionalType)]
     if missing:
-        raise InputError(f"no value for input{'s' * (len(missing) != 1)} {', '.join(map(repr, missing))}; {takes}")
+        raise InputError(f"no value for input{'' if len(missing) == 1 else 's'} {', '.join(map(repr, missing))}; {takes}")
     return [by_name.get(name) for name in names]
 
 
@@ -228,8 +228,10 @@ def check_buffers(
     """
     buffers = tuple(out) if isinstance(out, list | tuple) else (out,)
     if len(buffers) != len(outputs):
-        size = f"{len(buffers)} buffer{'s' * (len(buffers) != 1)}; the model has {len(outputs)} output{'s' * (len(outputs) != 1)}"
-        raise InputError(f"out has {size} ({', '.join(v.name for v in outputs)}): give one, or None, for each")
+        buffer_count = "1 buffer" if len(buffers) == 1 else f"{len(buffers)} buffers"
+        output_count = "1 output" if len(outputs) == 1 else f"{len(outputs)} outputs"
+        names = ", ".join(value.name for value in outputs)
+        raise InputError(f"out has {buffer_count}; the model has {output_count} ({names}): give one, or None, for each")
     seen = [(f"input {declared.name!r}", value) for declared, value in zip(inputs, values, strict=False)]
     checked = []
     for index, (buffer, value) in enumerate(zip(buffers, outputs, strict=True)):

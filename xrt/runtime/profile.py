@@ -32,13 +32,10 @@ RUN_TIME_COPY_REASON = (
 
 @dataclass(frozen=True, slots=True)
 class LaunchTime:
-    """Time spent in one launch, over all profiled calls."""
-
     launch: str
     engine: str
     calls: int
     seconds: float
-    """Sum over all calls."""
     device: str = HOST
 
 
@@ -51,7 +48,6 @@ class Moment:
     """The engine of a launch; else ``call`` or ``copy``."""
     device: str
     thread: tuple[int, str]
-    """Identifier and name of the calling thread."""
     began: float
     ended: float
     """Start and end in seconds, by `time.perf_counter`."""
@@ -65,7 +61,6 @@ class Profile:
 
     launches: tuple[LaunchTime, ...]
     threads: int | None = None
-    """Thread budget of the measured calls; None if unknown."""
     traffic: TransferStats | None = None
     """Transfers between devices over all calls, profiled or not; None on the CPU."""
     moments: tuple[Moment, ...] = field(default=(), repr=False)
@@ -79,7 +74,6 @@ class Profile:
         return sum(launch.seconds for launch in self.launches)
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to JSON values, without the timeline."""
         return {
             "threads": self.threads,
             "launches": [asdict(launch) for launch in self.launches],
@@ -101,7 +95,6 @@ class Profile:
             raise InputError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from error
 
     def _repr_html_(self) -> str:
-        """Draw a timeline and a table for a notebook."""
         from xrt.html import views
         from xrt.partition.plan import color_engines
 
@@ -112,7 +105,8 @@ class Profile:
         call_times = [moment.ended - moment.began for moment in self.moments if moment.category == "call"] or [sum(times)]
         call = views.MeanCall(max(launch.calls for launch in self.launches), sum(call_times) / len(call_times), times)
         regions = [views.PlanRegion(x.launch, x.engine, 0, (), (), is_output=False) for x in self.launches]
-        colors, total = color_engines(region.engine for region in regions), sum(times) or 1.0
+        colors = color_engines(region.engine for region in regions)
+        total = sum(times) or 1.0  # of a clock that did not advance
         launches = [
             (x.launch, x.engine, x.device, x.calls, views.format_seconds(time), views.format_percent(time / total))
             for x, time in zip(self.launches, times, strict=True)
@@ -131,11 +125,12 @@ class Profile:
             per_call = 1e3 * t.seconds / max(t.calls, 1)
             rows.append(f"{t.launch:24} {t.engine:24} {t.calls:6d} {per_call:10.3f} {t.seconds / total:6.1%}")
         if self.threads is not None:
-            rows.append(f"on {self.threads} thread{'s' * (self.threads != 1)}")
+            rows.append(f"on {self.threads} thread{'' if self.threads == 1 else 's'}")
         return "\n".join([*rows, *self._list_rest()])
 
     def _list_rest(self) -> list[str]:
-        return [*([str(self.traffic)] if self.traffic else []), *map(str, self.copies)]
+        lines = [] if self.traffic is None else [str(self.traffic)]
+        return [*lines, *map(str, self.copies)]
 
 
 class Recorder:
@@ -169,7 +164,6 @@ class Recorder:
             self._copied[number] = calls + 1, copied + nbytes
 
     def add_copy(self, value: str, source: str, target: str, nbytes: int, began: float, ended: float) -> None:
-        """Record a copy of ``value`` between two devices."""
         facts = (("from", source), ("to", target), ("bytes", nbytes))
         # The copy is shown in the track of the accelerator.
         device = source if target == HOST else target
@@ -197,20 +191,23 @@ def make_trace(moments: Sequence[Moment], facts: Mapping[str, Any] = FrozenDict(
     # An event comes before the events inside it.
     ordered = sorted(moments, key=lambda moment: (moment.began, -moment.ended))
     origin = ordered[0].began if ordered else 0.0
-    processes = {name: n for n, name in enumerate(sorted({x.device for x in ordered}, key=lambda name: (name != HOST, name)), 1)}
-    names = {(moment.device, moment.thread[0]): moment.thread[1] for moment in ordered}
+    devices = sorted({moment.device for moment in ordered}, key=lambda name: (name != HOST, name))  # the host first
+    processes = {device: number for number, device in enumerate(devices, 1)}
+    thread_names = {(moment.device, moment.thread[0]): moment.thread[1] for moment in ordered}
     # Within a process, tracks are in the order of their first events.
-    tracks = {track: n for n, track in enumerate(sorted(names, key=lambda track: processes[track[0]]), 1)}
+    sorted_tracks = sorted(thread_names, key=lambda track: processes[track[0]])
+    tracks = {track: number for number, track in enumerate(sorted_tracks, 1)}
     events: list[dict[str, Any]] = []
     for device, pid in processes.items():
         events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "ts": 0, "args": {"name": device}})
         events.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "ts": 0, "args": {"sort_index": pid}})
     for track, tid in tracks.items():
         pid = processes[track[0]]
-        events.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "ts": 0, "args": {"name": names[track]}})
+        events.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "ts": 0, "args": {"name": thread_names[track]}})
     for moment in ordered:
         # Start and end are rounded to nanoseconds, so that an event stays inside the event around it.
-        began, ended = (round(1e6 * (moment_time - origin), 3) for moment_time in (moment.began, moment.ended))
+        began = round(1e6 * (moment.began - origin), 3)
+        ended = round(1e6 * (moment.ended - origin), 3)
         ids = {"pid": processes[moment.device], "tid": tracks[moment.device, moment.thread[0]]}
         times = {"ts": began, "dur": round(ended - began, 3)}
         events.append({"ph": "X", "name": moment.name, "cat": moment.category, **times, **ids, "args": dict(moment.facts)})

@@ -57,14 +57,13 @@ class CallFrame:
             np.copyto(buffer, slots[slot])
 
     def leave(self) -> None:
-        """Reset the slots, which releases the values of the call."""
         self.slots[:] = self.initial
 
 
 def make_frame(slots: ValueTable, layout: MemoryPlan, caller_arrays: Mapping[int, Any] | None = None) -> CallFrame:
     """Create a frame, and allocate its arena block. For a bound call, ``caller_arrays`` has the caller's arrays by slot."""
     views, frees_by_step = layout.arena.views(), slots.list_released_slots()
-    initial: list[Any] = [None] * (len(slots.names) + 2)
+    initial: list[Any] = [None] * (len(slots.names) + 2)  # the last two are `OPTIONS_SLOT` and `IN_PLACE_SLOT`
     fixed = {slot: views[name] for slot, name in layout.arena_names.items()} | dict(caller_arrays or {})
     for slot, array in {**slots.constants, **fixed}.items():
         initial[slot] = array
@@ -89,10 +88,7 @@ def make_frame(slots: ValueTable, layout: MemoryPlan, caller_arrays: Mapping[int
 
 @dataclass(frozen=True, slots=True)
 class LaunchArrays:
-    """Where a launch reads its inputs and writes its outputs."""
-
     slots: list[Any]
-    """The slots of the frame."""
     read: Mapping[int, Any]
     """Arrays at fixed addresses that launches read, by slot."""
     fixed: Mapping[int, Any]
@@ -184,7 +180,6 @@ def _make_options(
 
 
 def make_count_error(step: Step, count: int) -> RunFailed:
-    """Create the error for an engine that returned the wrong number of outputs, ``count``."""
     return RunFailed(
         f"engine {step.launch.engine!r} returned {count} outputs from {step.launch.name}, which has {len(step.writes)}"
     )
@@ -204,7 +199,6 @@ class OutputInspector:
     False: the check runs only if the type of a result contradicts the plan."""
 
     def is_due(self, launch: Launch, results: Sequence[Any]) -> bool:
-        """Whether to run the check for these results of a launch."""
         return self.needs_inputs or find_type_mismatch(launch, results) is not None
 
 
@@ -243,8 +237,10 @@ def find_type_mismatch(launch: Launch, results: Sequence[Any]) -> str | None:
 
 
 def _has_type(result: Any, type_: Type | None) -> bool:
-    if isinstance(type_, SequenceType | MapType):
-        return isinstance(result, list if isinstance(type_, SequenceType) else dict)
+    if isinstance(type_, SequenceType):
+        return isinstance(result, list)
+    if isinstance(type_, MapType):
+        return isinstance(result, dict)
     if not isinstance(type_, TensorType):
         return True
     if not _is_array(result) or result.dtype != (object if type_.dtype is DType.STRING else type_.dtype.numpy):
@@ -292,7 +288,6 @@ class Program:
 
     @property
     def updates(self) -> tuple[Update, ...]:
-        """The inputs that a call updates, and how."""
         return self._slots.updates
 
     @property
@@ -316,7 +311,8 @@ class Program:
         # A frame is needed to read constants, and to return an input.
         if not set(step.reads) <= set(inputs) or not set(outputs) <= set(step.writes):
             return None
-        positions, results = (tuple(map(order.index, slots)) for order, slots in ((inputs, step.reads), (step.writes, outputs)))
+        positions = tuple(inputs.index(slot) for slot in step.reads)
+        results = tuple(step.writes.index(slot) for slot in outputs)
         return _permute_call(step.executable.fast_call(), positions, len(inputs), results, len(step.writes))
 
     def run(
@@ -446,9 +442,10 @@ class Program:
         used_ids = {id(x) for x in inputs} | {id(x) for x in self._slots.constants.values()}
         for index, result in enumerate(results):
             is_updated_input = index in updates and result is inputs[updates[index]]
-            # A device array that is a view has a `base`.
-            is_array, on_host = hasattr(result, "dtype"), isinstance(result, np.ndarray)
-            owns_data = result.flags.owndata if on_host else is_array and getattr(result, "base", None) is None
+            if isinstance(result, np.ndarray):
+                owns_data = result.flags.owndata
+            else:  # a device array that is a view has a `base`; a list may have arrays of an input
+                owns_data = hasattr(result, "dtype") and getattr(result, "base", None) is None
             if index in self._shared_outputs and not is_updated_input and (id(result) in used_ids or not owns_data):
                 results[index] = copy_values(result)
             used_ids.add(id(results[index]))
@@ -510,11 +507,9 @@ class Program:
         return arrays
 
     def allocate_output(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
-        """Allocate an uninitialized array on the plan's device."""
         return np.empty(shape, dtype)
 
     def profile(self) -> Profile:
-        """Report the times of the profiled calls."""
         return self._recorder.read()
 
     @property
@@ -540,8 +535,11 @@ def _permute_call(
     ``positions`` has the index of the program input for each region input, ``results`` the index of the region output for each
     program output. ``input_count`` is the number of program inputs, ``output_count`` the number of region outputs.
     """
-    if results == tuple(range(output_count)):
-        return call if positions == tuple(range(input_count)) else lambda *inputs: call(*[inputs[index] for index in positions])
+    keeps_outputs = results == tuple(range(output_count))
+    if keeps_outputs and positions == tuple(range(input_count)):
+        return call
+    if keeps_outputs:
+        return lambda *inputs: call(*[inputs[index] for index in positions])
 
     def run(*inputs: Any) -> Sequence[Any]:
         outputs = call(*[inputs[index] for index in positions])

@@ -99,7 +99,9 @@ def _read_quota_v1(group: Path) -> float | None:
 
 
 def _parse_cores(quota: str, period: str) -> float | None:
-    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else None
+    if not quota.isdecimal() or not period.isdecimal() or int(period) == 0:
+        return None
+    return int(quota) / int(period)
 
 
 def _read_text(path: Path) -> str:

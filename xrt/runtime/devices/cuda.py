@@ -91,7 +91,7 @@ class CudaDevice(Device):
         with self.activate(stream):
             return self._cupy.empty(tuple(shape), dtype)
 
-    def shortage(self, error: BaseException) -> int | None:
+    def find_shortage(self, error: BaseException) -> int | None:
         if isinstance(error, self._cupy.cuda.memory.OutOfMemoryError):
             match = _ALLOCATING.search(str(error))
             return int(match[1].replace(",", "")) if match else 0
@@ -158,13 +158,13 @@ class CudaDevice(Device):
     def follow(self, later: Stream, earlier: Stream) -> None:
         # Work on one stream is always in order.
         if later.ptr != earlier.ptr:
-            self.after(later, self.event(earlier))
+            self.delay(later, self.record_event(earlier))
 
     def wait(self, streams: Sequence[Stream]) -> None:
         for stream in streams:
             stream.synchronize()
 
-    def event(self, stream: Stream) -> Event:
+    def record_event(self, stream: Stream) -> Event:
         with self._here():
             event = self._cupy.cuda.Event(disable_timing=True)
             event.record(stream)
@@ -176,7 +176,7 @@ class CudaDevice(Device):
     def wait_for(self, event: Event) -> None:
         event.synchronize()
 
-    def after(self, stream: Stream, event: Event) -> None:
+    def delay(self, stream: Stream, event: Event) -> None:
         with self._here():
             stream.wait_event(event)
 

@@ -60,10 +60,10 @@ class Device(Accelerator):
 
     @abc.abstractmethod
     def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], stream: Stream) -> Array:
-        """Allocate an uninitialized array for work on ``stream``. If memory runs out, `shortage` recognizes the error."""
+        """Allocate an uninitialized array for work on ``stream``. If memory runs out, `find_shortage` recognizes the error."""
 
     @abc.abstractmethod
-    def shortage(self, error: BaseException) -> int | None:
+    def find_shortage(self, error: BaseException) -> int | None:
         """Return the number of bytes requested (0: unknown) if the error means that memory ran out; None for other errors."""
 
     @abc.abstractmethod
@@ -103,7 +103,7 @@ class Device(Accelerator):
         """Convert a stream of this or another library, or its address, to a stream of this device. May raise DeviceError."""
 
     @abc.abstractmethod
-    def event(self, stream: Stream) -> Event:
+    def record_event(self, stream: Stream) -> Event:
         """Record an event at the end of the stream."""
 
     @abc.abstractmethod
@@ -115,7 +115,7 @@ class Device(Accelerator):
         """Block the calling thread until all work before the event is done."""
 
     @abc.abstractmethod
-    def after(self, stream: Stream, event: Event) -> None:
+    def delay(self, stream: Stream, event: Event) -> None:
         """Make later work on the stream wait for an event of this device or of another device of its kind."""
 
     @abc.abstractmethod
@@ -150,7 +150,7 @@ class TransferStats:
             )
             if count
         ]
-        plural = "s" * (self.calls != 1)
+        plural = "" if self.calls == 1 else "s"
         return f"copies in {self.calls} call{plural}: {', '.join(parts) or 'none'}; waits for a device: {self.waits}"
 
 
@@ -180,7 +180,7 @@ def make_out_of_memory_error(device: Device, error: BaseException, requester: st
     cause = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
-    requested = device.shortage(cause)
+    requested = device.find_shortage(cause)
     if requested is None:
         return None
     memory = device.memory()

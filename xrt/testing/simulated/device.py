@@ -125,7 +125,7 @@ class SimulatedDevice(Device):
         with self.activate(stream):
             return SimulatedArray.empty(self, shape, dtype)
 
-    def shortage(self, error: BaseException) -> int | None:
+    def find_shortage(self, error: BaseException) -> int | None:
         return error.nbytes if isinstance(error, SimulatedMemoryError) else None
 
     def copy_in(self, host: np.ndarray[Any, Any], stream: SimulatedStream) -> PendingCopy:
@@ -190,13 +190,13 @@ class SimulatedDevice(Device):
 
     def follow(self, later: SimulatedStream, earlier: SimulatedStream) -> None:
         if later is not earlier:
-            self.after(later, self.event(earlier))
+            self.delay(later, self.record_event(earlier))
 
     def wait(self, streams: Sequence[SimulatedStream]) -> None:
         for stream in streams:
             self.machine.wait(self.machine.event(stream))
 
-    def event(self, stream: SimulatedStream) -> Event:
+    def record_event(self, stream: SimulatedStream) -> Event:
         return self.machine.event(stream)
 
     def is_done(self, event: Event) -> bool:
@@ -205,7 +205,7 @@ class SimulatedDevice(Device):
     def wait_for(self, event: Event) -> None:
         self.machine.wait(event)
 
-    def after(self, stream: SimulatedStream, event: Event) -> None:
+    def delay(self, stream: SimulatedStream, event: Event) -> None:
         self.machine.after(stream, event)
 
     def record(self, stream: SimulatedStream, work: Callable[[], None]) -> GraphCapture:
