@@ -61,15 +61,18 @@ def _make_updating_call(
     output_indices = {value.name: index for index, value in enumerate(function.outputs)}
     updates = [(input_indices[before], output_indices[after]) for before, after in function.aliases]
     arguments = [_to_c_order(value) for value in inputs]
+    # Timing must not change the caller's arrays.
     for input_index, _ in updates:
-        # Timing must not change the caller's arrays.
         arguments[input_index] = np.array(arguments[input_index], order="C")
     pairs = frozenset(executable.inplace_pairs())
     # As in a program, the engine writes to the input's array if it can; otherwise the result is copied to it.
-    inplace = {
-        output_index: arguments[input_index] for input_index, output_index in updates if (input_index, output_index) in pairs
-    }
-    copied = [(arguments[input_index], output_index) for input_index, output_index in updates if output_index not in inplace]
+    inplace: dict[int, Any] = {}
+    copied = []
+    for input_index, output_index in updates:
+        if (input_index, output_index) in pairs:
+            inplace[output_index] = arguments[input_index]
+        else:
+            copied.append((arguments[input_index], output_index))
     if not copied and sample_results is not None and executable.supports_io_binding() and all(map(_may_be_bound, sample_results)):
         buffers = [
             np.empty(value.shape, value.dtype) if n not in inplace else inplace[n] for n, value in enumerate(sample_results)

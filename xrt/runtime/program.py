@@ -124,9 +124,10 @@ def _prepare_plain(step: Step, arrays: LaunchArrays) -> Action:
     updates = tuple((index, arrays.inplace[slot]) for index, slot in enumerate(writes) if slot in arrays.inplace)
     min_bytes = {index: nbytes for index, nbytes in enumerate(executable.output_buffer_threshold()) if nbytes is not None}
     # Arrays at fixed addresses into which the engine computes, by output index.
-    buffers = {
-        i: fixed[slot] for i, slot in enumerate(writes) if slot in fixed and i in min_bytes and fixed[slot].nbytes >= min_bytes[i]
-    }
+    buffers = {}
+    for index, slot in enumerate(writes):
+        if slot in fixed and index in min_bytes and fixed[slot].nbytes >= min_bytes[index]:
+            buffers[index] = fixed[slot]
     # (program output, minimum bytes) of the outputs that the engine can compute into a buffer of the caller.
     fillable = [(output_index, min_bytes[index]) for index, output_index in step.returns if index in min_bytes]
     default_options = _make_options(step, DEFAULT_OPTIONS, buffers)
