@@ -107,7 +107,6 @@ def get_decoded_values(dtype: DType) -> torch.Tensor:
 
 
 def summarize_error(cause: BaseException) -> str:
-    """Shorten PyTorch's error to its first nonempty line."""
     lines = [line.strip() for line in str(cause).splitlines()]
     text = next((line for line in lines if line), "")
     return shorten(re.sub(r"\s+", " ", text).rstrip(" .:"), MAX_SUMMARY_LENGTH) or type(cause).__name__

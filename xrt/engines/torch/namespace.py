@@ -285,8 +285,9 @@ class TorchNamespace:
         self, gates: Tensor, states: States, lengths: Tensor, backwards: bool, advance: Advance
     ) -> tuple[Tensor, States]:
         history: list[Tensor] = []
-        times = range(len(gates))
-        for time in times[::-1] if backwards else times:
+        last = len(gates) - 1
+        times = range(last, -1, -1) if backwards else range(len(gates))
+        for time in times:
             following = advance(gates[time], states)
             if lengths is None:
                 states = following

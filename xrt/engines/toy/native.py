@@ -411,7 +411,6 @@ class KernelSelection:
         return kernel if isinstance(kernel, str) else None
 
     def find_python(self, node: Node, function: Function) -> SelectedKernel:
-        """Find the Python kernel of highest priority for the node, or the reason why there is none."""
         return _find_kernel(node, function, self.python_kernels)
 
     def find_best(self, node: Node, function: Function, excluded: Collection[Any] = ()) -> SelectedKernel:

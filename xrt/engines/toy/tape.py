@@ -163,11 +163,13 @@ class InPlaceBuffer:
 
     def record_count(self, slots: Sequence[Any]) -> None:
         """Record the number of references to the array before the first step, without the one in its slot."""
-        self._count = sys.getrefcount(self.array) - (slots[self.slot] is self.array)
+        slot_references = 1 if slots[self.slot] is self.array else 0
+        self._count = sys.getrefcount(self.array) - slot_references
 
     def is_alone(self, slots: Sequence[Any]) -> bool:
         """Whether the array has no more references than `record_count` recorded, so there is no view of it."""
-        return sys.getrefcount(self.array) == self._count + (slots[self.slot] is self.array)
+        slot_references = 1 if slots[self.slot] is self.array else 0
+        return sys.getrefcount(self.array) == self._count + slot_references
 
 
 def _run_step(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any] | None) -> None:
@@ -477,7 +479,6 @@ def _matches_type(buffer: Any, value: Value) -> bool:
 
 
 def collect_ids(values: Iterable[Any]) -> set[int]:
-    """Collect the ids (`id`) of all arrays, including those in lists."""
     ids: set[int] = set()
     for value in values:
         if isinstance(value, list):
