@@ -115,12 +115,10 @@ class BundleFile:
         return self._container.section(name) if name.startswith(_WEIGHT) else None
 
     def check(self) -> None:
-        """Verify the checksum of every section."""
         with self._add_path_to_errors():
             self._container.check()
 
     def read_section(self, name: str) -> memoryview:
-        """Verify a section and return its bytes."""
         with self._add_path_to_errors():
             return self._container.section(name)
 
@@ -135,7 +133,6 @@ class BundleFile:
             return read_model(bytes(self._container.section(section)), self._find_weight)
 
     def read_plan(self, section: str) -> dict[str, Any]:
-        """Read the fields of a Plan, by name."""
         from xrt.formats.protobuf import read_plan
 
         with self._add_path_to_errors():
@@ -158,9 +155,10 @@ def load_model(path: str | os.PathLike[str]) -> Function:
     """
     file = BundleFile(path)
     sections = [file.record.facts["model"], *(program.function for program in file.record.programs)]
-    for section in filter(None, sections):
-        return file.read_model(section)
-    raise BundleError(f"{os.fspath(path)!r} holds no model")
+    section = next(filter(None, sections), None)
+    if section is None:
+        raise BundleError(f"{os.fspath(path)!r} holds no model")
+    return file.read_model(section)
 
 
 @contextmanager

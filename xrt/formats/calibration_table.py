@@ -86,7 +86,6 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return msgspec.structs.replace(self, ranges=(*self.ranges, msgspec.structs.replace(value_range, name=name, key=key)))
 
     def dumps(self) -> str:
-        """Serialize to JSON; equal tables give equal text."""
         return _TYPE.dumps(self)
 
     @classmethod

@@ -67,13 +67,13 @@ class ContainerWriter:
         if name in self._sections:
             raise BundleError(f"section {name!r} is already in the file")
         view = memoryview(data).cast("B")
+        padding = -len(view) % ALIGNMENT
         self._sections[name] = Section(name, self._end, len(view), zlib.crc32(view))
         self._file.write(view)
-        self._file.write(bytes(-len(view) % ALIGNMENT))
-        self._end += len(view) + -len(view) % ALIGNMENT
+        self._file.write(bytes(padding))
+        self._end += len(view) + padding
 
     def finish(self) -> None:
-        """Write the table, then the head, which makes the file valid."""
         table = json.dumps({"kind": self._kind, "sections": [astuple(s) for s in self._sections.values()]}).encode()
         self._file.write(table)
         # The head is written last, so that an incomplete file is never valid.
@@ -95,7 +95,8 @@ class Container:
             raise BundleError(f"it is a {actual_kind!r} file, not a {kind!r} file")
         # Sections lie between the head and the table.
         for section in sections:
-            if section.offset % ALIGNMENT or not ALIGNMENT <= section.offset <= section.offset + section.size <= table_offset:
+            is_between = ALIGNMENT <= section.offset <= section.offset + section.size <= table_offset
+            if section.offset % ALIGNMENT or not is_between:
                 raise CorruptFile(f"its section {section.name!r} is outside the file")
         self._sections = {section.name: section for section in sections}
         self._checked: set[str] = set()

@@ -189,7 +189,7 @@ class Baseline(Record, frozen=True):
 
     @property
     def doubt(self) -> float:
-        """Width of the interval, relative to the ratio: a check can tell no smaller change."""
+        """Width of the interval, relative to the ratio. A check cannot detect a smaller change."""
         return (self.high - self.low) / self.ratio
 
 
@@ -227,7 +227,7 @@ class RegionRecord(Record, frozen=True):
     high: Number | None = None
     why_not: Text = ""
     """Why there is no cost; empty if there is one."""
-    is_wrong: bool = False  # that reason is: the results differ from the expected ones
+    is_wrong: bool = False  # whether the region ran, but its results differ from the expected ones
 
     def __post_init__(self) -> None:
         if self.seconds is None or self.low is None or self.high is None:
@@ -247,8 +247,7 @@ class Split:
     """How the thread budget is divided."""
 
     instances: int
-    threads: int
-    """Threads of each instance."""
+    threads: int  # of each instance
 
     def __str__(self) -> str:
         """Format it in words.
@@ -256,11 +255,13 @@ class Split:
         >>> str(Split(2, 1)), str(Split(1, 4))
         ('2 instances of 1 thread', '1 instance of 4 threads')
         """
-        return f"{self.instances} instance{'s' * (self.instances != 1)} of {self.threads} thread{'s' * (self.threads != 1)}"
+        instances = "1 instance" if self.instances == 1 else f"{self.instances} instances"
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return f"{instances} of {threads}"
 
 
 class ServingCandidate(Record, frozen=True):
-    """One combination of batch size, instances, threads and concurrency, and its measurement."""
+    """One measured combination of settings; fields of the same name have the meaning and unit of `ServingConfiguration`."""
 
     batch: PositiveCount
     instances: PositiveCount
@@ -271,10 +272,8 @@ class ServingCandidate(Record, frozen=True):
     plan: Text = ""
     """The engines of the plan at the batch size."""
     rate: Quantity | None = None
-    """Requests per second."""
     p50: Quantity | None = None
     p99: Quantity | None = None
-    """Seconds from a request to its result."""
     memory: Bytes | None = None
     note: Text = ""
 
@@ -312,7 +311,8 @@ class ServingConfiguration(Record, frozen=True):
     """All measured settings; only stored in files."""
 
     def __post_init__(self) -> None:
-        if self.sizes and (self.sizes[0] != 1 or self.sizes[-1] != self.batch or sorted(set(self.sizes)) != list(self.sizes)):
+        is_ascending = list(self.sizes) == sorted(set(self.sizes))
+        if self.sizes and not (self.sizes[0] == 1 and self.sizes[-1] == self.batch and is_ascending):
             raise ValueError("needs sizes that ascend from 1 to the batch")
 
     def to_dict(self) -> dict[str, Any]:
@@ -377,8 +377,6 @@ class PlacementFile(Record, frozen=True, kw_only=True):
     costs: tuple[RegionRecord, ...] | None = None
     serving: ServingConfiguration | None = None
 
-
-# ---------------------------------------------------------------------- files
 
 _TYPE = DocumentType("xrt placement", "placement file", PlacementFile, 16 << 20)
 dumps = _TYPE.dumps

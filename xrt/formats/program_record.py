@@ -67,7 +67,6 @@ class StoredLaunch(NamedTuple):
     function: str
     """Name of the region's Function."""
     fingerprint: str
-    """Fingerprint of the region's Function."""
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     computed: tuple[str, ...]
@@ -130,8 +129,8 @@ def merge(stored_record: ProgramRecord | None, record: ProgramRecord) -> Program
     `MAX_WEIGHT_BYTES`. Raises BundleError for damaged weights.
     """
     programs, sections = list(record.programs), dict(record.sections)
-    models = [(x.files, x.inputs, x.outputs) for x in (stored_record, record) if x is not None]
-    if stored_record is not None and models[0] == models[1]:
+    model = record.files, record.inputs, record.outputs
+    if stored_record is not None and model == (stored_record.files, stored_record.inputs, stored_record.outputs):
         new_keys = {program.key for program in record.programs}
         programs = [program for program in stored_record.programs if program.key not in new_keys] + programs
         sections = {**stored_record.sections, **sections}
@@ -149,7 +148,6 @@ def merge(stored_record: ProgramRecord | None, record: ProgramRecord) -> Program
 
 
 def write_record(file: BinaryIO, record: ProgramRecord) -> None:
-    """Write a record with its weights to a file of the cache."""
     writer = ContainerWriter(file, KIND)
     writer.add(_TEXT_SECTION, dump(record))
     for digest, data in record.sections.items():
@@ -170,7 +168,6 @@ def read_record(path: Path) -> ProgramRecord:
 
 
 def is_stale(record: ProgramRecord) -> bool:
-    """Whether a file of the model has changed since the record was made."""
     return any(identify_file(Path(path)) != stamp for path, stamp in record.files)
 
 
@@ -253,7 +250,7 @@ def _parse_field(kind: Any, value: Any) -> Any:
     if kind is Value:
         return _parse_value(*_check_list(value))
     args = get_args(kind)
-    if type(None) in args:
+    if type(None) in args:  # an optional field
         return None if value is None else _parse_field(args[0], value)
     if get_origin(kind) is not tuple:  # a NamedTuple
         fields = _list_fields(kind)
@@ -299,10 +296,12 @@ def _check(record: ProgramRecord) -> None:
     for program in record.programs:
         if program.launches:
             _check_order(program)
-        for weight in (weight for launch in program.launches for weight in launch.weights):
-            if (weight.file != IN_RECORD and weight.file >= len(record.files)) or min(weight.offset, weight.size) < 0:
-                raise ValueError("a weight is outside the files")
-            bytes.fromhex(weight.digest)  # raises ValueError
+        for launch in program.launches:
+            for weight in launch.weights:
+                is_known_file = weight.file == IN_RECORD or weight.file < len(record.files)
+                if not is_known_file or min(weight.offset, weight.size) < 0:
+                    raise ValueError("a weight is outside the files")
+                bytes.fromhex(weight.digest)  # raises ValueError
     if record.files:
         if len(record.programs) > MAX_PROGRAMS or not all(program.launches for program in record.programs):
             raise ValueError("it has too many programs, or one without launches")
@@ -344,12 +343,15 @@ def _check_order(program: StoredProgram) -> None:
     if len(defined) != len(program.inputs) or len(names) != len(program.launches):
         raise ValueError("a name occurs twice")
     for launch in program.launches:
-        if not launch.nodes or not set(launch.control) <= names - {launch.name} or not launch.name:
+        has_known_control = set(launch.control) <= names - {launch.name}
+        if not launch.nodes or not launch.name or not has_known_control:
             raise ValueError(f"launch {launch.name!r} has no nodes or no name, or waits for an unknown launch")
         outputs = {value.name for value in launch.outputs}
         if not set(launch.computed) <= outputs:
             raise ValueError(f"launch {launch.name!r} computes values that are not its outputs")
-        if not {value.name for value in launch.inputs} <= defined or outputs & defined or len(outputs) != len(launch.outputs):
+        reads_defined = {value.name for value in launch.inputs} <= defined
+        defines_new = defined.isdisjoint(outputs) and len(outputs) == len(launch.outputs)
+        if not (reads_defined and defines_new):
             raise ValueError(f"launch {launch.name!r} reads or defines unexpected values")
         defined |= outputs
     if not {value.name for value in program.outputs} <= defined:
@@ -361,8 +363,6 @@ MAX_FILES = 16
 
 
 class FileRange(NamedTuple):
-    """A byte range of a file."""
-
     path: Path
     offset: int
     size: int
@@ -375,11 +375,12 @@ def find_file_ranges(path: Path, stamp: Stamp, constants: Mapping[str, Constant]
     """
     ranges: dict[str, FileRange] = {}
     for name, constant in constants.items():
-        mapped, copied = find_file_offset(constant.array), _find_file_part(constant.array)
-        if mapped is not None and mapped[0].path is not None:
-            ranges[name] = FileRange(Path(mapped[0].path), mapped[1], constant.nbytes)
-        elif copied is not None and copied[0] == stamp:
-            ranges[name] = FileRange(path, copied[1], constant.nbytes)
+        mapping, mapped_offset = find_file_offset(constant.array) or (None, 0)
+        copied_stamp, copied_offset = _find_file_part(constant.array) or (None, 0)
+        if mapping is not None and mapping.path is not None:
+            ranges[name] = FileRange(Path(mapping.path), mapped_offset, constant.nbytes)
+        elif copied_stamp == stamp:
+            ranges[name] = FileRange(path, copied_offset, constant.nbytes)
     return ranges
 
 
@@ -394,10 +395,20 @@ def _find_file_part(array: np.ndarray[Any, Any]) -> tuple[Stamp, int] | None:
 
 
 def check_unchanged(files: tuple[tuple[str, Stamp], ...]) -> None:
-    """Raise ModelError if a file has changed since its stamp was made."""
     for path, stamp in files:
         if identify_file(Path(path)) != stamp:
             raise ModelError(f"{path} has changed since the module was made; make a new XRTModule")
+
+
+def _read_aligned(descriptor: int, path: str, offset: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    block = make_aligned_block(size)
+    filled = 0
+    while filled < size:  # one call reads at most 2 GB
+        count = os.preadv(descriptor, [block.data[filled:]], offset + filled)
+        if not count:
+            raise StaleFunction(f"{path!r} became shorter while it was read")
+        filled += count
+    return block
 
 
 class OpenFiles:
@@ -427,20 +438,14 @@ class OpenFiles:
         with self._lock:
             if not self._close.alive:
                 raise StaleFunction("the module is closed")
-            path, file = self._files[file_index][0], self._open[file_index].fileno()
+            (path, _), descriptor = self._files[file_index], self._open[file_index].fileno()
             try:
-                if offset + size > os.fstat(file).st_size:
+                if offset + size > os.fstat(descriptor).st_size:
                     raise StaleFunction(f"{path!r} has become shorter")
                 if file_index:
-                    part = np.frombuffer(map_file(file, Path(path)), np.uint8, size, offset)
+                    part = np.frombuffer(map_file(descriptor, Path(path)), np.uint8, size, offset)
                 else:
-                    part = make_aligned_block(size)
-                    filled = 0
-                    while filled < size:  # one call reads at most 2 GB
-                        count = os.preadv(file, [part.data[filled:]], offset + filled)
-                        if not count:
-                            raise StaleFunction(f"{path!r} became shorter while it was read")
-                        filled += count
+                    part = _read_aligned(descriptor, path, offset, size)
             except OSError as error:
                 raise StaleFunction(f"{path!r} cannot be read: {error.strerror}") from error
             # Checked after reading, so that a change during the read is noticed.

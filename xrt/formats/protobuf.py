@@ -81,6 +81,7 @@ def _to_message(value: Any, store_constant: StoreConstant | None) -> Any:
 
 
 def _from_message(value: Any, load_constant: LoadConstant) -> Any:
+    """Convert a message to a dict of its fields, and ONNX messages in it to Functions. Other values are returned unchanged."""
     if isinstance(value, ModelProto):
         return read_function(value, ExternalData(None, load_constant))
     if not hasattr(value, "DESCRIPTOR"):

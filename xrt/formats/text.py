@@ -29,23 +29,10 @@ import numpy as np
 
 from xrt.errors import ModelError
 from xrt.formats.output import replace_file
-from xrt.graph import (
-    Attribute,
-    AttrKind,
-    Constant,
-    Dim,
-    DType,
-    Function,
-    MapType,
-    Node,
-    OptionalType,
-    SequenceType,
-    TensorType,
-    Type,
-    Value,
-)
+from xrt.graph import Attribute, AttrKind, Constant, Function, Node, Value
 from xrt.graph.function import pause_gc
 from xrt.graph.printer import KEYWORDS, format_function, parse_numbers
+from xrt.graph.types import Dim, DType, MapType, OptionalType, SequenceType, TensorType, Type
 
 __all__ = ["TextError", "dump_stages", "parse", "parse_type", "to_dot", "to_text"]
 
@@ -103,7 +90,6 @@ def parse(text: str) -> Function:
 
 
 def parse_type(text: str) -> Type:
-    """Parse a type; raises ModelError if the text is invalid."""
     return _Parser(text).parse_type(0)
 
 
@@ -148,7 +134,6 @@ class _Parser:
         return token
 
     def advance(self) -> Token:
-        """Consume and return the current token."""
         token = self.current
         self.current = self.scan(token.start + len(token.text))
         return token
@@ -245,7 +230,9 @@ class _Parser:
             self.expect(",")
         element = self.parse_type(depth + 1)
         self.expect(")")
-        return MapType(key, element) if kind == "map" else SequenceType(element) if kind == "seq" else OptionalType(element)
+        if kind == "map":
+            return MapType(key, element)
+        return SequenceType(element) if kind == "seq" else OptionalType(element)
 
     def parse_dtype(self) -> DType:
         token = self.advance()
@@ -270,10 +257,12 @@ class _Parser:
         start = self.expect("function")
         if depth > MAX_DEPTH:
             self.fail_with(f"functions are nested more than {MAX_DEPTH} deep", start)
-        name, inputs = self.parse_name("the function's name"), self.parse_values()
+        name = self.parse_name("the function's name")
+        inputs = self.parse_values()
         self.expect("->")
-        outputs, draft = self.parse_values(), _Draft()
+        outputs = self.parse_values()
         self.expect("{")
+        draft = _Draft()
         while not self.accept("}"):
             if self.current.kind == "word" and self.current.text in _STATEMENTS:
                 self.parse_declaration(self.advance().text, draft)
@@ -349,10 +338,11 @@ class _Parser:
         self.expect("=")
         op_type, domain = self.parse_name("an operator"), ""
         if self.accept("::"):
-            op_type, domain = self.parse_name("an operator"), op_type
+            domain, op_type = op_type, self.parse_name("an operator")  # the first name was the domain
         self.expect("(")
         inputs = self.parse_items(")", lambda: self.parse_name_or_blank("an input"))
         attributes = self.parse_items("}", lambda: self.parse_attribute(depth)) if self.accept("{") else []
+        # By default, a node has the name of its first output that is not omitted.
         name = self.parse_name("the node's name") if self.accept("@") else next(filter(None, outputs), "")
         device = self.parse_string("a device") if self.accept("on") else ""
         control = []
@@ -420,26 +410,26 @@ class _Parser:
         return self.build(start, lambda: Constant(self.parse_elements(type_.dtype, shape, start).reshape(shape)))
 
     def parse_elements(self, dtype: DType, shape: tuple[int, ...], start: Token) -> np.ndarray[Any, Any]:
-        """Parse the elements of a constant; their number must match the shape."""
         if self.accept("sha256"):
-            self.fail_with(
-                "the constant is given by its digest only: this text is a summary; to_text writes a complete one", start
-            )
-        count = math.prod(shape)
+            reason = "the constant is given by its digest only: this text is a summary; to_text writes a complete one"
+            self.fail_with(reason, start)
         if self.accept("base64"):
-            raw = base64.b64decode(self.parse_string("the bytes"), validate=True)
-            if dtype is DType.STRING:
-                self.fail_with("strings are listed one by one, not as base64", start)
-            size = count * dtype.numpy.itemsize
-            if len(raw) != size:
-                self.fail_with(f"a constant of {dtype} and shape {list(shape)} has {size} bytes; {len(raw)} are given", start)
-            if dtype is DType.BOOL and max(raw, default=0) > 1:
-                self.fail_with("a byte of a bool constant is neither 0 nor 1", start)
-            return np.frombuffer(raw, dtype.numpy)
+            return self.parse_base64(dtype, shape, start)
         literals = self.parse_items("]", lambda: self.parse_element(dtype)) if self.accept("[") else [self.parse_element(dtype)]
-        if len(literals) != count:
+        if len(literals) != (count := math.prod(shape)):
             self.fail_with(f"a constant of shape {list(shape)} has {count} elements; {len(literals)} are given", start)
         return np.asarray(literals, object) if dtype is DType.STRING else parse_numbers(literals, dtype)
+
+    def parse_base64(self, dtype: DType, shape: tuple[int, ...], start: Token) -> np.ndarray[Any, Any]:
+        raw = base64.b64decode(self.parse_string("the bytes"), validate=True)
+        if dtype is DType.STRING:
+            self.fail_with("strings are listed one by one, not as base64", start)
+        size = math.prod(shape) * dtype.numpy.itemsize
+        if len(raw) != size:
+            self.fail_with(f"a constant of {dtype} and shape {list(shape)} has {size} bytes; {len(raw)} are given", start)
+        if dtype is DType.BOOL and max(raw, default=0) > 1:
+            self.fail_with("a byte of a bool constant is neither 0 nor 1", start)
+        return np.frombuffer(raw, dtype.numpy)
 
     def parse_element(self, dtype: DType) -> str:
         if dtype is DType.STRING:
@@ -448,8 +438,6 @@ class _Parser:
             self.fail(f"a number of {dtype}")
         return self.advance().text
 
-
-# ---------------------------------------------------------------------- DOT, and dumps of stages
 
 MAX_ATTRIBUTE_LENGTH = 60
 """DOT output abbreviates attributes with more characters."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -57,7 +58,11 @@ class QuotientGraph:
         # Units that can share a region count as sharing it, although they may not: hence a lower bound.
         targets = range(len(self.targets))
         accepted = [self.targets.find_compatible(target) for target in targets]
-        costs = [[0 if any({a, b} <= group for group in accepted) else 1 for b in targets] for a in targets]
+
+        def count_new_regions(a: int, b: int) -> int:
+            return 0 if any({a, b} <= group for group in accepted) else 1
+
+        costs = [[count_new_regions(a, b) for b in targets] for a in targets]
         counts = [1] * len(self)
         for unit in range(len(self) - 1, -1, -1):
             for predecessor in self.graph.predecessors[unit]:
@@ -116,7 +121,8 @@ def find_next_slots(units: QuotientGraph, sequence: Sequence[int]) -> list[list[
     for slot in range(len(sequence) - 1, -1, -1):
         accepted = accepted_by_target[sequence[slot]]
         rows.append([slot if target in accepted else next_slot for target, next_slot in enumerate(rows[-1])])
-    return rows[:0:-1]
+    rows.reverse()
+    return rows[:-1]
 
 
 def minimize_cut(units: QuotientGraph, sequence: Sequence[int], outputs: Collection[int]) -> list[int]:
@@ -130,7 +136,8 @@ def minimize_cut(units: QuotientGraph, sequence: Sequence[int], outputs: Collect
     if len(sequence) < 2:
         return earliest
     accepted_by_slot = [units.targets.find_compatible(target) for target in sequence]
-    readers, outputs = units.graph.list_successors(), frozenset(outputs)
+    readers = units.graph.list_successors()
+    outputs = frozenset(outputs)
     slots = list(earliest)
     for unit in reversed(range(len(units))):
         # An output leaves its region in any case, so that a move saves little.
@@ -141,10 +148,11 @@ def minimize_cut(units: QuotientGraph, sequence: Sequence[int], outputs: Collect
         # A region of another engine or device does not accept the unit.
         if new_slot == slots[unit] or units.target_of[unit] not in accepted:
             continue
-        staying = 0
+        staying_count = 0
         for operand in units.graph.predecessors[unit]:
-            staying += len(readers[operand]) > 1 or operand in outputs or units.target_of[operand] not in accepted
-        if staying <= 1:
+            if len(readers[operand]) > 1 or operand in outputs or units.target_of[operand] not in accepted:
+                staying_count += 1
+        if staying_count <= 1:
             slots[unit] = new_slot
     # The rule looks at one unit at a time, and may make the result worse if readers are in different slots.
     slots = min(slots, earliest, key=lambda candidate: _count_crossings(readers, candidate, outputs))
@@ -158,7 +166,9 @@ def _count_crossings(readers: Sequence[Sequence[int]], slots: Sequence[int], out
     total = 0
     for unit, slot in enumerate(slots):
         other_slots = {slots[reader] for reader in readers[unit]} - {slot}
-        total += len(other_slots) + bool(other_slots or unit in outputs)
+        total += len(other_slots)
+        if other_slots or unit in outputs:
+            total += 1
     return total
 
 
@@ -241,7 +251,6 @@ class Clustering:
     """For a moved node, (node index, index of the engine that it left) to the size of the cluster on that engine."""
 
     def list_engines(self) -> list[int]:
-        """List the engine index of each node."""
         engine_of = {node: cluster.engine for cluster in self.clusters for node in cluster.nodes}
         return [engine_of[node] for node in range(len(engine_of))]
 
@@ -299,13 +308,18 @@ def _form_clusters(
     nodes_by_slot: list[list[int]] = [[] for _ in range(max(slots, default=-1) + 1)]
     for node, slot in enumerate(slots):
         nodes_by_slot[slot].append(node)
-    parts = (part for nodes in nodes_by_slot if nodes for part in _split_evenly(nodes, options.maximum_nodes))
-    # The nodes of a part have the same device or none; the maximum ignores empty strings.
-    return [Cluster(tuple(part), engines[part[0]], max(devices[node] for node in part)) for part in parts]
+    clusters = []
+    for nodes in filter(None, nodes_by_slot):
+        for part in _split_evenly(nodes, options.maximum_nodes):
+            # The nodes of a part have the same device or none; the maximum ignores empty strings.
+            device = max(devices[node] for node in part)
+            clusters.append(Cluster(tuple(part), engines[part[0]], device))
+    return clusters
 
 
 def _split_evenly(nodes: list[int], maximum_nodes: int | None) -> list[list[int]]:
     """Split nodes in topological order into the fewest parts of at most ``maximum_nodes``, of nearly equal size."""
     # The parts run one after another, so splitting cannot create a cycle.
     count = 1 if maximum_nodes is None else -(-len(nodes) // maximum_nodes)
-    return [nodes[len(nodes) * i // count : len(nodes) * (i + 1) // count] for i in range(count)]
+    bounds = [len(nodes) * i // count for i in range(count + 1)]
+    return [nodes[start:end] for start, end in pairwise(bounds)]

@@ -85,7 +85,10 @@ def fold(function: Function, clusters: Sequence[Cluster], engines: Sequence[tupl
     order = _order_parts(function, parts)
     # Index of a part, and of its cluster, to the position in execution order.
     rank = {index: position for position, index in enumerate(order)}
-    names = [f"xrt_{engines[cluster.engine][0]}_{rank[index]}" for index, cluster in enumerate(clusters)]
+    names = []
+    for index, cluster in enumerate(clusters):
+        engine_name, _ = engines[cluster.engine]
+        names.append(f"xrt_{engine_name}_{rank[index]}")
     aliases = _find_inner_aliases(function, parts, rank)
     nodes = []
     for index in order:
@@ -93,7 +96,7 @@ def fold(function: Function, clusters: Sequence[Cluster], engines: Sequence[tupl
         body = part.to_function(function, names[index], tuple(aliases.get(index, ())))
         control = tuple(names[predecessor] for predecessor in sorted(part.control, key=rank.__getitem__))
         node_names = tuple(node.name for node in part.nodes)
-        spec = engines[cluster.engine][1]
+        _, spec = engines[cluster.engine]
         nodes.append(launch_node(names[index], spec, body, node_names, device=cluster.device, control=control))
     return function.replace(
         nodes=tuple(nodes),
@@ -200,11 +203,12 @@ def _find_aliases(function: Function, part: _Part) -> tuple[tuple[str, str], ...
     No node outside the part may read the input of such an alias, unless nothing can run after the part (an update of parameters,
     for example): the part then runs after all other readers.
     """
-    inputs, outputs = set(part.read).difference(value.name for value in function.outputs), set(part.outputs)
-    aliases = [pair for pair in function.aliases if pair[0] in inputs and pair[1] in outputs]
+    inputs = set(part.read).difference(value.name for value in function.outputs)
+    outputs = set(part.outputs)
+    aliases = [(name, result) for name, result in function.aliases if name in inputs and result in outputs]
     shared_inputs = {name for name, _ in aliases if _is_read_outside(function, name, part.names)}
     if shared_inputs and not _is_last(function, part):
-        aliases = [pair for pair in aliases if pair[0] not in shared_inputs]
+        aliases = [(name, result) for name, result in aliases if name not in shared_inputs]
     return tuple(aliases)
 
 

@@ -71,7 +71,6 @@ class Pin:
         return node.name if self.by == "name" else node.op
 
     def matches(self, subject: str) -> bool:
-        """Whether a pattern matches this operator or name."""
         return compile_patterns(self.patterns).fullmatch(subject) is not None
 
     def find_matches(self, subjects: Collection[str]) -> Iterable[str]:
@@ -121,9 +120,8 @@ class ClusteringOptions:
         for pin in self.pins:
             if pin.engine not in names:
                 hint = did_you_mean(pin.engine, names)
-                raise OptionError(
-                    f"pin {str(pin)!r} names engine {pin.engine!r}, which is not in the list: {', '.join(names)}.{hint}"
-                )
+                listed = ", ".join(names)
+                raise OptionError(f"pin {str(pin)!r} names engine {pin.engine!r}, which is not in the list: {listed}.{hint}")
 
 
 def read_options(values: Mapping[str, Any]) -> ClusteringOptions:

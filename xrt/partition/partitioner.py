@@ -65,7 +65,8 @@ class _UpdateSearch:
     def list_copied_outputs(self) -> Iterator[tuple[str, int | None]]:
         """Yield (output, bytes or None) for each alias whose update would not be in place on the first candidate engine."""
         for _, result in self.function.aliases:
-            index, type_ = self.function.producer_index(result), self.function.get_type(result)
+            index = self.function.producer_index(result)
+            type_ = self.function.get_type(result)
             if index is not None and isinstance(type_, TensorType) and self.candidates[index]:
                 if not self._is_mutable(self.function.nodes[index], self.candidates[index][0]):
                     yield result, type_.nbytes
@@ -135,7 +136,8 @@ def partition(
     Raises OptionError for an engine that is listed twice, and for an unlisted engine in a pin, ``implicit`` or ``refused``.
     Raises PlanError if a pin cannot be satisfied or no engine supports a node. Linear in nodes and edges.
     """
-    names, specs = [(engine.name, engine.spec) for engine in engines], [engine.spec for engine in engines]
+    names = [(engine.name, engine.spec) for engine in engines]
+    specs = [spec for _, spec in names]
     check_engines(specs, implicit)
     options.check_pins(names)
     with pause_gc(len(function.nodes)):
@@ -166,9 +168,8 @@ def check_engines(specs: Sequence[str], implicit: str | None) -> None:
     if duplicate is not None:
         raise OptionError(f"engine {duplicate!r} is listed twice in {', '.join(specs)}; list each engine once")
     if implicit is not None and implicit not in specs:
-        raise OptionError(
-            f"implicit={implicit!r} is not in the list of engines: {', '.join(specs)}.{did_you_mean(implicit, specs)}"
-        )
+        hint = did_you_mean(implicit, specs)
+        raise OptionError(f"implicit={implicit!r} is not in the list of engines: {', '.join(specs)}.{hint}")
 
 
 def _explain(

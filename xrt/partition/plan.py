@@ -172,16 +172,8 @@ class Launch:
     @classmethod
     def of(cls, node: Node) -> Launch:
         """Convert a launch node, as `launch_node` creates it, to a Launch."""
-        return cls(
-            node.name,
-            node.attr("engine"),
-            node.attr("body"),
-            node.inputs,
-            node.outputs,
-            node.attr("nodes"),
-            node.device,
-            node.control,
-        )
+        engine, body, nodes = node.attr("engine"), node.attr("body"), node.attr("nodes")
+        return cls(node.name, engine, body, node.inputs, node.outputs, nodes, node.device, node.control)
 
 
 def launch_node(
@@ -218,7 +210,6 @@ class Plan:
 
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
-        """The regions in execution order."""
         return tuple(Launch.of(node) for node in self.function.nodes)
 
     @cached_property
@@ -230,7 +221,6 @@ class Plan:
         return launch.device or self.device
 
     def _repr_html_(self) -> str:
-        """Render diagrams and tables for a notebook."""
         from xrt.html.views import format_count, render_cell
 
         nodes = sum(len(launch.nodes) for launch in self.launches)
@@ -310,10 +300,7 @@ def _format_launch(launch: Launch) -> Iterator[str]:
 
 
 def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
-# ---------------------------------------------------------------------- protobuf message
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def to_message(plan: Plan) -> dict[str, Any]:
@@ -357,9 +344,6 @@ def _restore_launch_node(node: Node, launches: dict[str, dict[str, Any]], functi
         raise BundleError(f"it has {len(function.nodes)} launch nodes and no launch for {node.name!r}")
     engine, body, nodes = launch["engine"], launch["function"], launch["nodes"]
     return launch_node(node.name, engine, body, nodes, device=node.device, control=node.control)
-
-
-# ---------------------------------------------------------------------- in a notebook
 
 
 def describe_plan(plan: Plan | None, reasons: Sequence[Reason], times: MeanCall | None = None) -> dict[str, Any]:

@@ -41,7 +41,8 @@ class SupportMatrix:
         device_map = DeviceMap.from_device(device)
         class_of, examples = classify_nodes(function)
         by_engine = [query_engine(engine, device_map.get_device(engine.spec), examples, function) for engine in engines]
-        return cls(class_of, tuple(tuple(reasons[index] for reasons in by_engine) for index in range(len(examples))))
+        by_class = tuple(tuple(reasons[index] for reasons in by_engine) for index in range(len(examples)))
+        return cls(class_of, by_class)
 
     def reason(self, node: int, engine: int) -> str | None:
         """Explain why the engine does not support the node, or return None if it does."""
@@ -231,13 +232,11 @@ def _list_refusal_exclusions(function: Function, specs: Sequence[str], refused: 
     exclusions: Exclusions = {}
     for node, engine, reason in refused:
         if engine not in specs:
-            raise OptionError(
-                f"a refusal names engine {engine!r}, which is not in the list: {', '.join(specs)}.{did_you_mean(engine, specs)}"
-            )
+            hint = did_you_mean(engine, specs)
+            raise OptionError(f"a refusal names engine {engine!r}, which is not in the list: {', '.join(specs)}.{hint}")
         if node not in index_of:
-            raise OptionError(
-                f"a refusal names node {node!r}, which is not in function {function.name!r}.{did_you_mean(node, index_of)}"
-            )
+            hint = did_you_mean(node, index_of)
+            raise OptionError(f"a refusal names node {node!r}, which is not in function {function.name!r}.{hint}")
         exclusions[index_of[node], specs.index(engine)] = reason
     return exclusions
 

@@ -74,7 +74,9 @@ class PropagationCase:
     def get_extents(self, index: int) -> list[Dim] | None:
         """Return the elements of a 1-d input that is a shape: numbers, dim names, or None. None for an input without contents."""
         contents = self.get_contents(index)
-        return None if contents is None or contents.elements.ndim != 1 else [_make_dim(element) for element in contents.elements]
+        if contents is None or contents.elements.ndim != 1:
+            return None
+        return [_make_dim(element) for element in contents.elements]
 
     def get_shape(self, index: int) -> Shape | None:
         type_ = self.types[index] if index < len(self.types) else None
@@ -176,7 +178,6 @@ def _count_extents(elements: Iterable[Any]) -> int:
 
 
 def _simplify(element: Any) -> Any:
-    """Replace an Extent that is a number by the number."""
     return element.number if isinstance(element, Extent) and element.number is not None else element
 
 
@@ -186,15 +187,18 @@ def _divide(a: Any, b: Any) -> Any:
         return np.divide(a, b)
     if not np.all(b):
         return None
-    # An inexact negative quotient is rounded up instead of down.
     floor = np.floor_divide(a, b)
-    return floor + ((floor * b != a) & ((a < 0) != (b < 0)))
+    is_inexact, is_negative = floor * b != a, (a < 0) != (b < 0)
+    # An inexact negative quotient is rounded up instead of down.
+    return np.where(is_inexact & is_negative, floor + 1, floor)
 
 
 def _is_less(a: Any, b: Any) -> bool | None:
     """Compare two Extents; None if the result depends on the sizes of dims."""
     low, high = Extent.of(a - b).bounds
-    return True if high < 0 else False if low >= 0 else None
+    if high < 0:
+        return True
+    return False if low >= 0 else None
 
 
 def _is_less_or_equal(a: Any, b: Any) -> bool | None:
@@ -204,16 +208,22 @@ def _is_less_or_equal(a: Any, b: Any) -> bool | None:
 
 def _are_equal(a: Any, b: Any) -> bool | None:
     low, high = Extent.of(a - b).bounds
-    return False if low > 0 or high < 0 else True if low == high == 0 else None
+    if low > 0 or high < 0:
+        return False
+    return True if low == high == 0 else None
 
 
 def _find_smaller(a: Any, b: Any) -> Any:
-    return a if _is_less_or_equal(a, b) else b if _is_less_or_equal(b, a) else None
+    if _is_less_or_equal(a, b):
+        return a
+    return b if _is_less_or_equal(b, a) else None
 
 
 def _find_larger(a: Any, b: Any) -> Any:
     smaller = _find_smaller(a, b)
-    return None if smaller is None else b if smaller is a else a
+    if smaller is None:
+        return None
+    return b if smaller is a else a
 
 
 def _mod(case: PropagationCase) -> Sequence[Contents | None]:
@@ -271,9 +281,8 @@ def _make_reduction_rule(compute: Compute) -> Rule:
             return [contents]
         # NumPy reduces objects with Python's operators. Extents do not support all; a TypeError makes the result unknown.
         dtype = contents.dtype.numpy if contents.is_known else object
-        reduced = compute(
-            contents.elements.astype(dtype), axis=tuple(axes) if axes else None, keepdims=bool(case.node.attr("keepdims", 1))
-        )
+        keepdims = bool(case.node.attr("keepdims", 1))
+        reduced = compute(contents.elements.astype(dtype), axis=tuple(axes) if axes else None, keepdims=keepdims)
         return [Contents(contents.dtype, _map_elements(_simplify, np.asarray(reduced, dtype).astype(object)))]
 
     return rule
@@ -351,14 +360,17 @@ def _gather(case: PropagationCase, elements: Elements) -> Elements | None:
 
 def _slice(case: PropagationCase, elements: Elements) -> Elements | None:
     starts, ends = case.get_integers(1, "starts"), case.get_integers(2, "ends")
-    axes = case.get_integers(3, "axes") if case.has_input(3) or case.node.attr("axes") is not None else None
-    steps = case.get_integers(4) if case.has_input(4) else None
-    if starts is None or ends is None or (case.has_input(3) and axes is None) or (case.has_input(4) and steps is None):
+    if starts is None or ends is None:
+        return None
+    has_axes = case.has_input(3) or case.node.attr("axes") is not None
+    axes = case.get_integers(3, "axes") if has_axes else list(range(len(starts)))
+    steps = case.get_integers(4) if case.has_input(4) else [1] * len(starts)
+    if axes is None or steps is None:
         return None
     selected = elements
-    for k, axis in enumerate(range(len(starts)) if axes is None else axes):
+    for k, axis in enumerate(axes):
         positive_axis = axis % elements.ndim
-        selection = make_slice(starts[k], ends[k], 1 if steps is None else steps[k], elements.shape[positive_axis])
+        selection = make_slice(starts[k], ends[k], steps[k], elements.shape[positive_axis])
         selected = selected[(slice(None),) * positive_axis + (selection,)]
     return selected
 
@@ -509,9 +521,9 @@ def _shape_of_expand(case: PropagationCase) -> Shape | None:
     if data is None or target is None:
         return None
     rank = max(len(data), len(target))
-    ones: list[Dim] = [1] * rank
-    pairs = zip((ones + list(data))[-rank:], (ones + target)[-rank:], strict=True) if rank else ()
-    return tuple(_broadcast(a, b) for a, b in pairs)
+    aligned_data = [1] * (rank - len(data)) + list(data)
+    aligned_target = [1] * (rank - len(target)) + target
+    return tuple(map(_broadcast, aligned_data, aligned_target))
 
 
 def _broadcast(a: Dim, b: Dim) -> Dim:
@@ -534,7 +546,9 @@ def _calculate(compute: Callable[[int, int], int], a: Dim, b: Dim, neutral: int)
     """Add or multiply two extents. ``neutral`` is the neutral element: 0 or 1."""
     if isinstance(a, int) and isinstance(b, int):
         return compute(a, b)
-    return a if b == neutral else b if a == neutral else None
+    if b == neutral:
+        return a
+    return b if a == neutral else None
 
 
 def _shape_of_slice(case: PropagationCase) -> Shape | None:
@@ -556,7 +570,8 @@ def _shape_of_slice(case: PropagationCase) -> Shape | None:
 def _count_selected(extent: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
     """Count the elements that a Slice selects along an axis; None if unknown."""
     # Exporters write the largest int32, or more, as the end to mean "to the end of the axis".
-    if start == 0 and step == 1 and ((isinstance(end, int) and end >= 2**31 - 1) or (isinstance(end, str) and end == extent)):
+    is_open = isinstance(end, int) and end >= 2**31 - 1
+    if start == 0 and step == 1 and (is_open or (isinstance(end, str) and end == extent)):
         return extent
     if not (isinstance(extent, int) and isinstance(start, int) and isinstance(end, int) and isinstance(step, int)) or not step:
         return None

@@ -33,7 +33,6 @@ def _decompose(isolated: Function) -> Function | None:
 
 
 def _expand(isolated: Function) -> Function | None:
-    """Replace the operator by ONNX's function body; None if it has none."""
     # Some bodies depend on the types of all operands, but onnx only sees the types of inputs: make constants inputs.
     constants = isolated.constants
     constant_inputs = (Value(name, constant.type) for name, constant in constants.items())

@@ -85,7 +85,6 @@ class Extent:
     __rmul__ = __mul__
 
     def __floordiv__(self, divisor: int) -> Extent:
-        """Divide by a positive number and round down."""
         exact = self.divide(divisor)
         return exact if exact is not None else Extent.of(Quotient(self, divisor))
 
@@ -115,17 +114,19 @@ class Extent:
     @property
     def name(self) -> str | None:
         """The dim name if the extent is a single dim, else None."""
-        (monomial, factor), *others = self.terms or [((), 0)]
-        return monomial[0] if len(monomial) == 1 and factor == 1 and not others and isinstance(monomial[0], str) else None
+        monomial, factor = self.terms[0] if len(self.terms) == 1 else ((), 0)
+        is_single_atom = len(monomial) == 1 and factor == 1
+        return monomial[0] if is_single_atom and isinstance(monomial[0], str) else None
 
     @property
     def bounds(self) -> tuple[float, float]:
         """A lower and an upper bound if dims may have any size from 0 on; a bound may be infinite."""
         low = high = 0.0
         for monomial, factor in self.terms:
-            # The empty product is 1; no other product has an upper bound.
-            bounds = (_find_lower_bound(monomial) * factor, math.inf * factor) if monomial else (factor, factor)
-            low, high = low + min(bounds), high + max(bounds)
+            # The empty product is 1; no other product has an upper bound. A negative factor exchanges the bounds.
+            bounds = (_find_lower_bound(monomial), math.inf) if monomial else (1, 1)
+            scaled = [bound * factor for bound in bounds]
+            low, high = low + min(scaled), high + max(scaled)
         return low, high
 
     @property
@@ -143,8 +144,11 @@ class Extent:
 
     def substitute(self, change: Callable[[str], Extent | None]) -> Extent:
         """Replace each dim for which ``change`` returns an Extent."""
-        products = (multiply([Extent.of(factor), *(_substitute(atom, change) for atom in m)]) for m, factor in self.terms)
-        return sum(products, Extent.of(0))
+        total = Extent.of(0)
+        for monomial, factor in self.terms:
+            atoms = [_substitute(atom, change) for atom in monomial]
+            total += multiply([Extent.of(factor), *atoms])
+        return total
 
     def __str__(self) -> str:
         terms = []
@@ -156,7 +160,6 @@ class Extent:
 
 
 def multiply(extents: Sequence[Extent]) -> Extent:
-    """Multiply extents; the product of none is 1."""
     return math.prod(extents, start=Extent.of(1))
 
 

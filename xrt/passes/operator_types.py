@@ -55,8 +55,9 @@ class Operands:
         values = {name: value for name in attributes if (value := self.attr(name)) is not None} | extra
         # `op` may not support the element type, which does not matter to the shape.
         floats = {name: TensorType(DType.FLOAT32, t.shape) for name, t in zip(names, types, strict=True) if t is not None}
+        node = Node(op, tuple(names), ("o",), read_attributes(values))
         try:
-            (type_,) = infer_node_types(Node(op, tuple(names), ("o",), read_attributes(values)), floats, {}, {"": self.opset})
+            (type_,) = infer_node_types(node, floats, {}, {"": self.opset})
         except ModelError:
             return None  # contradictory inputs are reported by the engine that runs the node
         return type_.shape if isinstance(type_, TensorType) else None
@@ -97,15 +98,16 @@ def _count_rows(o: Operands) -> Dim:
 def _classifier(o: Operands) -> Sequence[Type | None]:
     strings = o.attr("classlabels_strings")
     count = len(strings or o.attr("classlabels_int64s") or o.attr("classlabels_ints") or ())
+    rows = _count_rows(o)
     # Without probabilities (prob_a) the scores of an SVM are one-vs-one decisions, not one per class.
-    is_counted = o.attr("prob_a") if o.node.op_type == "SVMClassifier" else count > 1
-    scores = (_count_rows(o), count if is_counted and count else None)
-    return [TensorType(DType.STRING if strings else DType.INT64, (_count_rows(o),)), TensorType(DType.FLOAT32, scores)]
+    has_score_per_class = o.attr("prob_a") if o.node.op_type == "SVMClassifier" else count > 1
+    columns = count if has_score_per_class and count else None
+    return [TensorType(DType.STRING if strings else DType.INT64, (rows,)), TensorType(DType.FLOAT32, (rows, columns))]
 
 
 def _regressor(o: Operands) -> Sequence[Type | None]:
-    name = "n_targets" if o.node.op_type.startswith("Tree") else "targets"
-    return [TensorType(DType.FLOAT32, (_count_rows(o), o.attr(name, 1 if name == "targets" else None)))]
+    columns = o.attr("n_targets") if o.node.op_type.startswith("Tree") else o.attr("targets", 1)
+    return [TensorType(DType.FLOAT32, (_count_rows(o), columns))]
 
 
 def _floats(o: Operands) -> Sequence[Type | None]:
@@ -122,7 +124,8 @@ def _extract_features(o: Operands) -> Sequence[Type | None]:
         count = lengths[0]
     else:
         count = None if indices is None else _multiply_all(lengths)
-    return [make_type(o.dtype(0), (*(shape[:-1] if len(shape) > 1 else (1,)), count))]
+    rows = shape[:-1] if len(shape) > 1 else (1,)  # a vector is one row
+    return [make_type(o.dtype(0), (*rows, count))]
 
 
 def _multiply_all(extents: Sequence[Dim]) -> Dim:
@@ -139,7 +142,9 @@ def _vectorize_dict(o: Operands) -> Sequence[Type | None]:
     vocabulary = o.attr("string_vocabulary") or o.attr("int64_vocabulary")
     type_ = o.types[0] if o.types else None
     inner = type_.value if isinstance(type_, MapType) else None
-    return [TensorType(inner.dtype, (1, len(vocabulary) if vocabulary else None)) if isinstance(inner, TensorType) else None]
+    if not isinstance(inner, TensorType):
+        return [None]
+    return [TensorType(inner.dtype, (1, len(vocabulary) if vocabulary else None))]
 
 
 _LABEL_DTYPES = {"values_strings": DType.STRING, "values_int64s": DType.INT64, "values_floats": DType.FLOAT32}
@@ -221,7 +226,8 @@ def _quantized_global_pool(o: Operands) -> Sequence[Type | None]:
     if shape is None or len(shape) < 2:
         return [make_type(o.dtype(0), None)]
     ones = (1,) * (len(shape) - 2)
-    return [make_type(o.dtype(0), (shape[0], *ones, shape[-1]) if o.attr("channels_last", 0) else (*shape[:2], *ones))]
+    pooled = (shape[0], *ones, shape[-1]) if o.attr("channels_last", 0) else (*shape[:2], *ones)
+    return [make_type(o.dtype(0), pooled)]
 
 
 def _quantized_mean(o: Operands) -> Sequence[Type | None]:
@@ -230,9 +236,10 @@ def _quantized_mean(o: Operands) -> Sequence[Type | None]:
     if shape is None:
         return [make_type(o.dtype(0), None)]
     reduced_axes = set(range(len(shape))) if axes is None else {axis % len(shape) for axis in axes}
-    reduced = tuple(
-        1 if axis in reduced_axes else extent for axis, extent in enumerate(shape) if keep or axis not in reduced_axes
-    )
+    if keep:
+        reduced = tuple(1 if axis in reduced_axes else extent for axis, extent in enumerate(shape))
+    else:
+        reduced = tuple(extent for axis, extent in enumerate(shape) if axis not in reduced_axes)
     return [make_type(o.dtype(0), reduced)]
 
 
@@ -276,6 +283,7 @@ def _multi_head(o: Operands) -> Sequence[Type | None]:
     if query is not None and len(query) == 5:  # packed: (batch, length, heads, 3, head size)
         hidden = _multiply_all([query[2], query[4]])
     elif query is not None and len(query) == 3 and value is not None:
+        # The value is (batch, heads, length, head size) or (batch, length, heads * head size).
         hidden = _multiply_all([value[1], value[3]]) if len(value) == 4 else value[-1]
     cache = make_type(o.dtype(0), (o.dim(0, 0), heads, None, None))
     return [make_type(o.dtype(0), (o.dim(0, 0), o.dim(0, 1), hidden)), cache, cache]
@@ -288,7 +296,8 @@ def _grouped_attention(o: Operands) -> Sequence[Type | None]:
     is_packed, has_cache = not o.has(1), o.has(3)
     head_size = _divide_extent(width, heads + 2 * kv_heads if is_packed else heads)
     hidden_size = _multiply_all([heads, head_size]) if is_packed else width
-    cache = make_type(o.dtype(3 if has_cache else 0), (batch, kv_heads, None, o.dim(3, 3) if has_cache else head_size))
+    cache_dtype, cache_width = (o.dtype(3), o.dim(3, 3)) if has_cache else (o.dtype(0), head_size)
+    cache = make_type(cache_dtype, (batch, kv_heads, None, cache_width))
     return [make_type(o.dtype(0), (batch, length, hidden_size)), cache, cache]
 
 

@@ -8,30 +8,15 @@ from typing import Any
 
 from xrt.errors import InputError, ModelError, did_you_mean
 from xrt.formats.onnx.inference import InferredTypes, infer_node_types, infer_types
-from xrt.graph import (
-    Constant,
-    Dim,
-    DType,
-    Function,
-    MapType,
-    Node,
-    OptionalType,
-    SequenceType,
-    TensorType,
-    Type,
-    Value,
-    is_static,
-    since_version,
-)
+from xrt.graph import Constant, Function, Node, Value, since_version
 from xrt.graph.function import pause_gc
 from xrt.graph.schemas import join_types
-from xrt.graph.types import LARGEST_EXTENT
+from xrt.graph.types import LARGEST_EXTENT, Dim, DType, MapType, OptionalType, SequenceType, TensorType, Type, is_static
 from xrt.passes.contents import INVALID_NODE, PROPAGATED, SHAPED, Contents, infer_shape, propagate
 from xrt.passes.operator_types import OPERATOR_TYPES, Operands
 
 
 def map_dims(type_: Type, change: Callable[[Dim], Dim]) -> Type:
-    """Apply ``change`` to each extent of a type."""
     if isinstance(type_, TensorType):
         if type_.shape is None:
             return type_
@@ -106,13 +91,11 @@ def _get_definition(output: Value, function: Function) -> Value:
 
 
 def _has_schema(name: str, function: Function) -> bool:
-    """Whether the value is produced by an operator with an ONNX schema."""
     node = function.producer(name)
     return node is not None and since_version(node, function) is not None
 
 
 def _merge_types(function: Function, inferred: InferredTypes) -> Function:
-    """Merge the inferred types into the outputs, inner values and bodies."""
     output_names = {value.name for value in function.outputs}
     types = dict(function.types)
     for node in function.nodes:
@@ -219,13 +202,12 @@ class Knowledge:
         self.function = function
         self.outer = outer
         self.constants = function.constants if constants is None else constants
-        self.types: dict[str, Type] = {} if types is None else types
-        """Types that are more precise than in the Function."""
+        self.types: dict[str, Type] = {} if types is None else types  # more precise than in the Function
         self._contents: dict[str, Contents] = {}
         self._news: set[str] = set()
         self._opset = function.opsets.get("", 0)
-        inputs = [value.type for value in function.inputs if value.type is not None]
-        self._symbols: frozenset[str] = outer._symbols if outer is not None else frozenset(d for t in inputs for d in _symbols(t))
+        symbols = (symbol for value in function.inputs if value.type is not None for symbol in _symbols(value.type))
+        self._symbols: frozenset[str] = frozenset(symbols) if outer is None else outer._symbols
 
     def get_type(self, name: str) -> Type | None:
         if (type_ := self.types.get(name)) is not None:
@@ -264,7 +246,6 @@ class Knowledge:
         return name in self._news or (self.outer is not None and not self._is_local(name) and self.outer.is_news(name))
 
     def add_news(self, names: Iterable[str]) -> None:
-        """Mark values as news, for example because they became constants."""
         self._news.update(names)
 
     def infer(self, node: Node, *, again: bool = False) -> None:
@@ -407,7 +388,6 @@ class Knowledge:
         return integers
 
     def reads_constants(self, node: Node) -> bool:
-        """Whether all values that the node and its bodies read are constants."""
         return None not in map(self.find_constant, node.uses)
 
     def add_types(self, function: Function, nodes: Sequence[Node]) -> Function:
@@ -485,10 +465,8 @@ def _bind(value: Value, shape: tuple[int, ...], bound: dict[str, int]) -> None:
     for axis, (dim, size) in enumerate(zip(type_.shape, shape, strict=True)):
         fixed = bound.setdefault(dim, size) if isinstance(dim, str) else dim
         if fixed is not None and fixed != size:
-            raise InputError(
-                f"input {value.name!r} is {type_}; axis {axis} was given as {size}, but must be {fixed}"
-                + (f", as {dim!r} is elsewhere" if isinstance(dim, str) else "")
-            )
+            origin = f", as {dim!r} is elsewhere" if isinstance(dim, str) else ""
+            raise InputError(f"input {value.name!r} is {type_}; axis {axis} was given as {size}, but must be {fixed}{origin}")
 
 
 def _substitute(function: Function, bound: Mapping[str, int]) -> Function:

@@ -105,7 +105,6 @@ class BodyNames:
         return Counter(list_definitions(self._root))
 
     def release(self, node: Node) -> None:
-        """Forget the names that are defined in the bodies of a node."""
         for body in node.bodies:
             self.counts.subtract(list_definitions(body))
 
@@ -129,19 +128,15 @@ class Splice:
     def __init__(self, function: Function, names: BodyNames) -> None:
         self.function = function
         self.constants: dict[str, Constant] = dict(function.constants)
-        self.types: dict[str, Type] = {}
-        """Types of the values of inlined branches."""
-        self.nodes: list[Node] = []
-        """The nodes of the result, in order."""
+        self.types: dict[str, Type] = {}  # of the values of inlined branches
+        self.nodes: list[Node] = []  # of the result, in order
         self._names = names
         self.pending = list(reversed(function.nodes))
         """A stack of the nodes that are not rewritten yet. The nodes of an inlined branch are pushed onto it."""
-        self.inlined: list[Node] = []
-        """The nodes of the branch that was inlined last."""
+        self.inlined: list[Node] = []  # nodes of the branch that was inlined last
         self.control_predecessors = {name for node in function.nodes for name in node.control}
         """Names of nodes at which control edges start. These nodes cannot be replaced."""
         self._inlined_values: set[str] = set()
-        """Names of the values of inlined branches."""
 
     @cached_property
     def _node_names(self) -> FreshNames:
@@ -153,17 +148,18 @@ class Splice:
         results = [(value.name, name) for value, name in zip(branch.outputs, node.outputs, strict=True) if name]
         if node.control or node.name in self.control_predecessors or not _can_be_copied(branch, results, self.function):
             return False
-        values = self._rename_values(node, branch, results)
+        new_names = self._rename_values(node, branch, results)
         self._node_names.release(node.name)
         nodes = {inner.name: self._node_names.take(inner.name) for inner in branch.nodes}
-        inlined = [rename_node(inner, values, nodes) for inner in branch.nodes]
+        inlined = [rename_node(inner, new_names, nodes) for inner in branch.nodes]
         for result, name in results:
             # A result that no node of the branch computes, or that is returned twice, is copied.
-            if branch.producer(result) is None or values[result] != name:
-                inlined.append(Node("Identity", (values.get(result, result),), (name,), name=self._node_names.take(name)))
+            if branch.producer(result) is None or new_names[result] != name:
+                source = new_names.get(result, result)
+                inlined.append(Node("Identity", (source,), (name,), name=self._node_names.take(name)))
         result_names = {name for _, name in results}
         for name in branch.value_names():
-            new_name, type_ = values.get(name, name), branch.get_type(name)
+            new_name, type_ = new_names.get(name, name), branch.get_type(name)
             if type_ is not None and new_name not in result_names and new_name not in self.constants:
                 self.types[new_name] = type_
         self.inlined = [replace(inner, device=inner.device or node.device) for inner in inlined]
@@ -174,18 +170,18 @@ class Splice:
     def _rename_values(self, node: Node, branch: Function, results: Sequence[tuple[str, str]]) -> dict[str, str]:
         """Map the name of each value that the branch defines, nested bodies included, to the name outside of the branch."""
         self._names.release(node)
-        values: dict[str, str] = {}
+        new_names: dict[str, str] = {}
         for result, name in results:
             if branch.producer(result) is not None:
                 # The node writes the name outside directly, which saves an Identity.
-                values.setdefault(result, name)
+                new_names.setdefault(result, name)
         captured = frozenset(branch.captures)
         for name in dict.fromkeys(list_definitions(branch)):
-            if name not in values and name not in captured:
-                values[name] = self._names.reserve(name)
-        self.constants.update((values[name], constant) for name, constant in branch.constants.items())
-        self._inlined_values.update(values.values())
-        return values
+            if name not in new_names and name not in captured:
+                new_names[name] = self._names.reserve(name)
+        self.constants.update((new_names[name], constant) for name, constant in branch.constants.items())
+        self._inlined_values.update(new_names.values())
+        return new_names
 
     def finish(self) -> Function:
         """Make the rewritten Function, without constants that lost their last reader; the original if nothing changed."""

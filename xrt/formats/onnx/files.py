@@ -88,9 +88,10 @@ class FieldReader:
             if wire_type == _BYTES:
                 length, content = self.read_varint(content, end)
             elif wire_type == _VARINT:
-                length = self.read_varint(content, end, _MAX_VALUE_BYTES)[1] - content
+                _, value_end = self.read_varint(content, end, _MAX_VALUE_BYTES)
+                length = value_end - content
             else:
-                length = _FIXED_BYTES.get(wire_type, 0)
+                length = _FIXED_BYTES.get(wire_type, 0)  # 0 for a type that ONNX does not use
             self.remaining -= 1
             if self.remaining < 0 or not number or not (length or wire_type == _BYTES):
                 raise MalformedMessage("a field without a number or of a type that ONNX does not use, or too many fields")
@@ -110,9 +111,10 @@ class FieldReader:
 
 
 def encode_varint(value: int) -> bytes:
-    """Encode a variable-length integer."""
     high, low = divmod(value, 0x80)
-    return bytes([low | 0x80]) + encode_varint(high) if high else bytes([low])
+    if not high:
+        return bytes([low])
+    return bytes([low | 0x80]) + encode_varint(high)
 
 
 # Raw data of at least this size is left out of the excerpt; smaller messages are not searched.
@@ -189,7 +191,8 @@ class _ExcerptWriter:
             return self.copy_tensor(start, end)
         if depth > _MAX_DEPTH:
             raise MalformedMessage("messages are nested too deep")
-        submessages, seen_numbers = _SUBMESSAGES[kind], set()
+        submessages = _SUBMESSAGES[kind]
+        seen_numbers: set[int] = set()
         pieces: list[bytes] = []
         # Bytes before this offset are already in `pieces`.
         copied_end = start
@@ -203,16 +206,19 @@ class _ExcerptWriter:
             seen_numbers.add(number)
             if stop - content >= MIN_LARGE_BYTES:
                 inner = self.copy_message(_MESSAGE_TYPES[submessage.message_type.full_name], content, stop, depth + 1)
-                tag, length = encode_varint(number << 3 | _BYTES), encode_varint(sum(map(len, inner)))
+                tag = encode_varint(number << 3 | _BYTES)
+                length = encode_varint(sum(map(len, inner)))
                 pieces += (self.reader.data[copied_end:offset], tag, length, *inner)
                 copied_end = stop
         return [*pieces, self.reader.data[copied_end:end]]
 
     def copy_tensor(self, start: int, end: int) -> list[bytes]:
         """Copy a tensor with a reference instead of large data; return pieces of bytes to join."""
-        data, raw = self.reader.data, None
+        data = self.reader.data
+        raw: Field | None = None
         for wire_field in self.reader.iter_fields(start, end):
-            if wire_field.number in _EXTERNAL_DATA_FIELDS or (wire_field.number == _RAW_DATA and raw):
+            is_repeated = wire_field.number == _RAW_DATA and raw is not None
+            if wire_field.number in _EXTERNAL_DATA_FIELDS or is_repeated:
                 return [data[start:end]]  # external or repeated data is left to protobuf
             if wire_field.number == _RAW_DATA and wire_field.holds_bytes:
                 raw = wire_field
@@ -268,7 +274,8 @@ def _from_bytes(data: bytes, directory: Path | None = None) -> tuple[Function, t
 def _from_path(path: Path) -> tuple[Function, tuple[str, ...]]:
     if path.is_dir():
         model_names = ", ".join(sorted(p.name for p in path.glob("*.onnx"))[:5])
-        raise ModelError(f"it is a directory; name the file in it{f' ({model_names})' if model_names else ''}")
+        hint = f" ({model_names})" if model_names else ""
+        raise ModelError(f"it is a directory; name the file in it{hint}")
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())

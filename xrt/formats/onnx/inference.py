@@ -44,7 +44,8 @@ def infer_types(function: Function, symbols: frozenset[str]) -> InferredTypes | 
     pools: list[Node] = []
     writer = GraphWriter(_write_small_constant, _write_small_constant, with_metadata=False)
     called = _call_ceil_mode_pools(function, pools)
-    model = make_model(called, {**function.opsets, _POOL_DOMAIN: 1} if pools else function.opsets, onnx.IR_VERSION, writer)
+    opsets = {**function.opsets, _POOL_DOMAIN: 1} if pools else function.opsets
+    model = make_model(called, opsets, onnx.IR_VERSION, writer)
     for number, pool in enumerate(pools):
         definition = model.functions.add(domain=_POOL_DOMAIN, name=str(number), input=pool.inputs, output=pool.outputs)
         definition.node.append(make_node_message(pool))
@@ -84,9 +85,11 @@ def _drop_unused_ceil_mode(node: Node) -> Node:
 
 def can_propagate(function: Function) -> bool:
     """Whether all 1-d tensors are short enough that onnx can propagate their values: it creates an object for each element."""
-    shapes = (type_.shape for type_ in _iter_known_types(function) if isinstance(type_, TensorType))
-    vectors = (shape[0] for shape in shapes if shape is not None and len(shape) == 1)
-    return all(not isinstance(extent, int) or extent <= MAX_PROPAGATED_ELEMENTS for extent in vectors)
+    for type_ in _iter_known_types(function):
+        shape = type_.shape if isinstance(type_, TensorType) else None
+        if shape is not None and len(shape) == 1 and isinstance(shape[0], int) and shape[0] > MAX_PROPAGATED_ELEMENTS:
+            return False
+    return True
 
 
 def _iter_known_types(function: Function) -> Iterator[Type | None]:
@@ -141,8 +144,8 @@ def infer_node_types(
     # Without the original names, equal layers share a cache entry.
     canonical = replace(
         node,
-        inputs=tuple(name and f"i{k}" for k, name in enumerate(node.inputs)),
-        outputs=tuple(name and f"o{k}" for k, name in enumerate(node.outputs)),
+        inputs=tuple(f"i{k}" if name else "" for k, name in enumerate(node.inputs)),
+        outputs=tuple(f"o{k}" if name else "" for k, name in enumerate(node.outputs)),
         name="",
         control=(),
         device="",
@@ -154,7 +157,7 @@ def infer_node_types(
             # A copy, because the cache would keep the file or the weights of which a small constant is a view.
             constant = Constant(constant.array.copy()) if constant.array.size <= MAX_VALUE_ELEMENTS else None
         operands.append((types.get(name), constant))
-    # A tensor among the attributes may be large, and would stay in memory with the cache entry.
+    # A tensor among the attributes may be large, and would stay in memory with the cache entry: then do not use the cache.
     has_small_attributes = all(attribute.kind in _SMALL_KINDS for attribute in node.attributes)
     infer = _infer_outputs if has_small_attributes else _infer_outputs.__wrapped__
     return infer(canonical, tuple(operands), tuple(opsets.items()))

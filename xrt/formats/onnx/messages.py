@@ -65,8 +65,9 @@ def read_tensor(tensor: TensorProto, external: ExternalData, subject: str) -> Co
         strings = np.empty(len(tensor.string_data), object)
         strings[:] = list(tensor.string_data)
         return Constant(_reshape(strings, shape, subject))
-    if dtype.bits < 6:  # packed, one byte per entry; onnx would ignore surplus entries
-        return Constant(decode_data(np.array(tensor.int32_data, np.int32).astype(np.uint8).tobytes(), dtype, shape, subject))
+    if dtype.bits < 6:  # packed elements, one byte per entry; onnx would ignore surplus entries
+        packed = np.array(tensor.int32_data, np.int32).astype(np.uint8)
+        return Constant(decode_data(packed.tobytes(), dtype, shape, subject))
     try:
         return Constant(numpy_helper.to_array(tensor))
     except (ValueError, OverflowError) as error:
@@ -95,9 +96,8 @@ def decode_data(data: bytes | memoryview, dtype: DType, shape: tuple[int, ...], 
         raise ModelError(f"{subject} holds strings as raw bytes; ONNX stores them in string_data only")
     needed, available = count_encoded_bytes(dtype, math.prod(shape)), len(data)
     if needed != available:
-        raise ModelError(
-            f"{subject} is {TensorType(dtype, shape)}, which takes {needed} bytes, but its data is {available} bytes"
-        )
+        type_ = TensorType(dtype, shape)
+        raise ModelError(f"{subject} is {type_}, which takes {needed} bytes, but its data is {available} bytes")
     if dtype.bits < 8:
         packed = TensorProto(data_type=dtype.onnx, dims=shape, raw_data=bytes(data))
         return np.asarray(numpy_helper.to_array(packed))
@@ -202,7 +202,6 @@ class ExternalData:
 
     @property
     def locations(self) -> tuple[str, ...]:
-        """Names of the mapped files, as in the model."""
         return tuple(sorted(self._maps))
 
     def view(self, tensor: TensorProto, subject: str) -> memoryview:
@@ -235,28 +234,24 @@ class ExternalData:
             with path.open("rb") as file:
                 return map_file(file.fileno(), path)
         except OSError as error:
-            raise ModelError(
-                f"{subject} is in external data file {location!r}, which cannot be read: {error.strerror}"
-            ) from error
+            where = f"{subject} is in external data file {location!r}"
+            raise ModelError(f"{where}, which cannot be read: {error.strerror}") from error
 
     def _find_path(self, location: str, subject: str) -> Path:
+        where = f"{subject} is in external data file {location!r}"
         if self.directory is None:
-            raise ModelError(
-                f"{subject} is in external data file {location!r}, but the model did not come from a file; load it by its path"
-            )
+            raise ModelError(f"{where}, but the model did not come from a file; load it by its path")
         # Directory and path are resolved, so that neither ".." nor a symbolic link can lead out of the directory.
         root = self.directory.resolve()
         try:
             path = (root / location.replace("\\", "/")).resolve()
             is_file = path.is_file()
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that is too long, NUL in it
-            raise ModelError(f"{subject} is in external data file {location!r}, which is not a valid path: {error}") from None
+            raise ModelError(f"{where}, which is not a valid path: {error}") from None
         if not path.is_relative_to(root):
-            raise ModelError(
-                f"{subject} is in external data file {location!r}, which leads outside the model's directory {str(root)!r}"
-            )
+            raise ModelError(f"{where}, which leads outside the model's directory {str(root)!r}")
         if not is_file:
-            raise ModelError(f"{subject} is in external data file {location!r}, which is missing from {str(root)!r}")
+            raise ModelError(f"{where}, which is missing from {str(root)!r}")
         return path
 
 
@@ -373,7 +368,6 @@ def make_type(type_: Type) -> TypeProto:
 
 
 def write_value(name: str, type_: Type | None, proto: ValueInfoProto) -> None:
-    """Fill in the message of a value."""
     proto.name = name
     if type_ is not None:
         proto.type.CopyFrom(make_type(type_))
@@ -387,7 +381,6 @@ def check_text(value: Any, subject: str) -> str:
 
 
 def check_texts(values: Iterable[Any], subject: str) -> None:
-    """Raise ModelError unless all values are strings."""
     values = list(values)
     # A fast check, because a model has hundreds of thousands of names: join fails for bytes.
     try:
@@ -424,14 +417,12 @@ def write_props(values: Mapping[str, str], proto: Any) -> None:
 
 
 def read_node_metadata(proto: NodeProto) -> tuple[tuple[str, ...], str]:
-    """Read the control predecessors and the device of a node."""
     props = read_props(proto)
     names = _pop_list(props, _CONTROL, lambda item: isinstance(item, str), 'a list of node names, like ["a", "b"]')
     return tuple(names), props.get(_DEVICE, "")
 
 
 def write_node_metadata(node: Node, proto: NodeProto) -> None:
-    """Store the control predecessors and the device of a node."""
     if node.control:
         proto.metadata_props.add(key=_CONTROL, value=json.dumps(node.control, ensure_ascii=False))
     if node.device:

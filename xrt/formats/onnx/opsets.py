@@ -79,26 +79,27 @@ def _convert_node(node: Node, scope: Function, opset: int) -> Function | None:
 
     Inputs and outputs are named as by `as_function`. Raises ModelError if conversion is impossible.
     """
+    since = since_version(node, scope)
+    schema = find_schema(node.op_type, opset)
     # An operator that did not change in between needs no conversion, even if it has a body or unknown types.
-    since, schema = since_version(node, scope), find_schema(node.op_type, opset)
     if node.domain or (schema is not None and schema.since_version == since):
         return None
-    is_older, result = opset < scope.opset(), None
     # An operator without a schema needs no conversion, unless a newer opset defines an operator of this name.
     if since is None and opset <= scope.opset():
         return None
-    if node.op == "Clip" and not is_older and scope.opset() < CLIP_BOUND_INPUTS_OPSET:
+    is_downgrade = opset < scope.opset()
+    if node.op == "Clip" and not is_downgrade and scope.opset() < CLIP_BOUND_INPUTS_OPSET:
         low, high = read_clip_bounds(node)  # onnx's converter drops the default bounds
         node = node.with_attributes(min=low, max=high)
+    result = None
     if node.bodies:
-        reason = _why_not_older_control(node, scope, opset) if is_older else "it has a body"
+        reason = _why_not_older_control(node, scope, opset) if is_downgrade else "it has a body"
     else:
         # `as_function` gives equal nodes equal names, so that `_convert` converts them once.
         result, reason = _convert(as_function(node, scope).replace(opsets={"": scope.opset()}), opset)
-    if reason and is_older:
-        raise ModelError(
-            f"node {node.name!r} ({node.op}) needs opset {since}; the limit is {opset}, and it cannot be converted: {reason}"
-        )
+    if reason and is_downgrade:
+        problem = f"needs opset {since}; the limit is {opset}, and it cannot be converted: {reason}"
+        raise ModelError(f"node {node.name!r} ({node.op}) {problem}")
     if reason:
         raise ModelError(f"node {node.name!r} ({node.op}) cannot be converted from opset {scope.opset()} to {opset}: {reason}")
     return result
@@ -157,7 +158,8 @@ def _convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
 
 def _is_per_axis(function: Function) -> bool:
     """Whether the only node is a Softmax over an axis other than the last, which onnx's converter converts incorrectly."""
-    node, type_ = function.nodes[0], function.inputs[0].type if function.inputs else None
+    (node,) = function.nodes
+    type_ = function.inputs[0].type if function.inputs else None
     if node.op_type not in ("Softmax", "LogSoftmax"):
         return False
     rank = type_.rank if isinstance(type_, TensorType) else None
@@ -185,8 +187,11 @@ def _inline_constant_nodes(function: Function) -> Function:
 def _find_identity_opset(type_: Type | None) -> int:
     """Find the first ai.onnx opset whose Identity supports the type; 1 if the type is unknown."""
     text = None if type_ is None else format_onnx_type(type_)
-    opsets = range(1, latest_opset() + 1)
-    return next((opset for opset in opsets if text in require_operator("Identity", opset).inputs[0].types), 1)
+    for opset in range(1, latest_opset() + 1):
+        (operand,) = require_operator("Identity", opset).inputs
+        if text in operand.types:
+            return opset
+    return 1
 
 
 def to_lowest_model(
@@ -202,9 +207,9 @@ def to_lowest_model(
     devices and control edges are omitted. Identity nodes are inserted where ONNX requires them: for repeated outputs, and bodies
     that return captured values. Inputs and outputs keep their names and order.
 
-    Nodes that need a newer ai.onnx opset than ``max_opset`` are converted; raises ModelError with the reason if onnx cannot. A
-    library may insert operators of ``min_opset``: the opset of the model is then not lower, unless the Function's is. ``max_ir``
-    limits the IR version, which is otherwise the one released with the opset.
+    Nodes that need a newer ai.onnx opset than ``max_opset`` are converted; raises ModelError with the reason if onnx cannot. For
+    libraries that insert operators of ``min_opset``, the opset of the model is at least ``min_opset``, or that of the Function if
+    it is lower. The IR version is the one that was released with the opset, but at most ``max_ir``.
 
     ``locations`` maps names of large constants of the main graph to names of files. The constants become references to external
     data at offset 0 of these files, which are not written: pass the arrays of `collect_external_weights` to the library. Call
@@ -214,8 +219,9 @@ def to_lowest_model(
         function = convert_function(function, max_opset)
     opsets = find_lowest_opsets(function)
     function = separate_outputs(function)
-    identities = (holder.get_type(node.outputs[0]) for holder, node in function.walk() if node.op == "Identity")
-    opsets[""] = max(opsets[""], *map(_find_identity_opset, identities), min(min_opset, function.opsets.get("", 1)))
+    copied_types = (holder.get_type(node.outputs[0]) for holder, node in function.walk() if node.op == "Identity")
+    lower_bound = min(min_opset, function.opsets.get("", 1))
+    opsets[""] = max(opsets[""], lower_bound, *map(_find_identity_opset, copied_types))
 
     def write_constant(constant: Constant, name: str) -> TensorProto:
         if name not in locations:
@@ -228,8 +234,12 @@ def to_lowest_model(
 
 def find_lowest_opset(node: Node, function: Function) -> int:
     """Find the lowest ai.onnx opset that preserves the semantics of a node and its bodies; 1 without operators of ai.onnx."""
-    nodes = ((function, node), *(pair for body in node.bodies for pair in body.walk()))
-    return max((since_version(inner, holder) or 1 for holder, inner in nodes if not inner.domain), default=1)
+    lowest = 1
+    for holder, inner in ((function, node), *(pair for body in node.bodies for pair in body.walk())):
+        since = None if inner.domain else since_version(inner, holder)
+        if since is not None:
+            lowest = max(lowest, since)
+    return lowest
 
 
 def why_not_downgradable(node: Node, function: Function, max_opset: int) -> str | None:
@@ -253,10 +263,10 @@ def externalize_weights(function: Function) -> Function:
     Bodies capture the constants under new names.
     """
     function = _inline_constant_nodes(function)
-    fresh, hoisted = FreshNames.for_function(function), dict[str, Constant]()
+    fresh = FreshNames.for_function(function)
+    hoisted: dict[str, Constant] = {}
 
     def hoist(body: Function) -> Function:
-        """Move the large constants of a body and of nested bodies to ``hoisted``."""
         body = _inline_constant_nodes(body)
         nodes = tuple(node.map_bodies(hoist) for node in body.nodes)
         output_names = {value.name for value in body.outputs}

@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import onnx
-from onnx import (
-    AttributeProto,
-    FunctionProto,
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    SparseTensorProto,
-    TensorProto,
-    helper,
-    inliner,
-)
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, inliner
 
 from xrt.errors import ModelError, did_you_mean
 from xrt.formats.onnx.messages import (
@@ -60,13 +50,15 @@ def expand_normalization(
 
     ``constants`` are the constants of the graph. ``dtype`` is the element type of the scale, or None if it is not declared.
     """
-    scale, is_centered = node.inputs[1], node.op_type == LAYER_NORMALIZATION
+    scale = node.inputs[1]
+    is_centered = node.op_type == LAYER_NORMALIZATION
     axis, epsilon = node.attr("axis", -1), node.attr("epsilon", 1e-5)
     # onnx has no schema for this operator, so its attributes were not checked before.
     if not isinstance(axis, int) or axis < -MAX_RANK or not isinstance(epsilon, float):
         raise ModelError(f"{node.op_type} {node.outputs[0]!r} has no valid axis or epsilon: {axis!r:.80} and {epsilon!r:.80}")
     if axis >= 0 and scale not in constants:
         raise ModelError(f"the axes of {node.op_type} {node.outputs[0]!r} are not known: its scale is not an initialiser")
+    # The scale has the normalized axes, which are the last ones of the input.
     axes = range(axis if axis < 0 else -len(constants[scale].shape), 0)
     # Optional outputs: the mean, and 1 / deviation, which is output 1 of a normalization that does not compute a mean.
     _, mean, inverse = (*node.outputs, "", "")[:3]
@@ -112,6 +104,7 @@ def check_calls(model: ModelProto) -> None:
     sizes: dict[Key, int] = {}
     depths: dict[Key, int] = {}
     for key in order:  # callees first
+        # Inlining replaces a call, which is one node, by the nodes of the callee.
         sizes[key] = len(bodies[key]) + sum(count * (sizes[call] - 1) for call, count in calls[key].items())
         depths[key] = 1 + max((depths[call] for call in calls[key]), default=0)
         if depths[key] > MAX_NESTED_CALLS:
@@ -136,7 +129,6 @@ def make_call_key(node: NodeProto) -> Key:
 
 
 def iter_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """Yield the nodes and the nodes of their bodies."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
@@ -163,10 +155,11 @@ def inline_functions(model: ModelProto) -> ModelProto:
         if tensor.ByteSize() > MAX_INLINER_BYTES:
             tensor.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims))
     imported = {entry.domain for entry in model.opset_import}
-    for entry in (entry for function in model.functions for entry in function.opset_import):
-        if entry.domain not in imported:
-            imported.add(entry.domain)
-            copy.opset_import.append(entry)
+    for function in model.functions:
+        for entry in function.opset_import:
+            if entry.domain not in imported:
+                imported.add(entry.domain)
+                copy.opset_import.append(entry)
     _add_defaults(copy)
     try:
         inlined = inliner.inline_local_functions(copy, convert_version=True)
@@ -304,21 +297,17 @@ class _Reader:
 
     def read_node(self, proto: NodeProto, constants: dict[str, Constant], graph: GraphProto) -> list[Node]:
         """Convert a node. A normalization that ONNX does not have becomes several nodes, and adds to ``constants``."""
-        domain, opset = "" if proto.domain == "ai.onnx" else proto.domain, self.opsets.get("", 0)
+        domain = "" if proto.domain == "ai.onnx" else proto.domain
+        opset = self.opsets.get("", 0)
         is_early = proto.op_type == LAYER_NORMALIZATION and 0 < opset < LAYER_NORMALIZATION_OPSET
-        is_fused = not domain and (is_early or proto.op_type == RMS_NORMALIZATION)
-        if not is_fused and (domain, proto.op_type) not in self.operators:
+        is_foreign = not domain and (is_early or proto.op_type == RMS_NORMALIZATION)
+        if not is_foreign and (domain, proto.op_type) not in self.operators:
             self.check_operator(domain, proto)
-        node = Node(
-            proto.op_type,
-            tuple(proto.input),
-            tuple(proto.output),
-            self.read_attributes(proto) if proto.attribute else (),
-            domain,
-            proto.name,
-            *(read_node_metadata(proto) if proto.metadata_props else ()),
-        )
-        if not is_fused:
+        inputs, outputs = tuple(proto.input), tuple(proto.output)
+        attributes = self.read_attributes(proto) if proto.attribute else ()
+        control, device = read_node_metadata(proto) if proto.metadata_props else ((), "")
+        node = Node(proto.op_type, inputs, outputs, attributes, domain, proto.name, control, device)
+        if not is_foreign:
             return [node]
         if len(node.inputs) < 2 or not any(node.outputs):
             raise ModelError(f"node {_describe_node(proto)} needs two inputs and an output")
@@ -328,7 +317,8 @@ class _Reader:
 
     def check_operator(self, domain: str, proto: NodeProto) -> None:
         """Raise ModelError if the operator does not exist. Operators of domains that onnx does not know are accepted."""
-        node, op_type, version = _describe_node(proto), proto.op_type, self.opsets.get(domain)
+        node, op_type = _describe_node(proto), proto.op_type
+        version = self.opsets.get(domain)
         check_texts((domain, op_type), f"the operator or domain of node {node}")
         if not op_type:
             raise ModelError(f"node {node} has no operator")
@@ -365,19 +355,21 @@ class _Reader:
             return Attribute(name, AttrKind.INT, proto.i)
         if kind_number == AttributeProto.INTS:
             return Attribute(name, AttrKind.INTS, tuple(proto.ints))
-        if not kind_number or proto.ref_attr_name:
-            raise ModelError(f"{subject} {'refers to an attribute of a function' if kind_number else 'has no kind'}")
+        if not kind_number:
+            raise ModelError(f"{subject} has no kind")
+        if proto.ref_attr_name:
+            raise ModelError(f"{subject} refers to an attribute of a function")
         stored: Any = helper.get_attribute_value(proto)
         if kind_number == AttributeProto.SPARSE_TENSOR:
             # Only Constant has a sparse attribute, `sparse_value`. It becomes the dense attribute `value`.
-            name, kind_number = "value" if name == "sparse_value" else name, AttributeProto.TENSOR
+            name = "value" if name == "sparse_value" else name
+            kind_number = AttributeProto.TENSOR
         kind = AttrKind.TENSORS if kind_number == AttributeProto.SPARSE_TENSORS else AttrKind(kind_number)
         if kind.is_list:
             return Attribute(name, kind, tuple(self.read_element(item, kind.element, subject) for item in stored))
         return Attribute(name, kind, self.read_element(stored, kind, subject))
 
     def read_element(self, stored: Any, kind: AttrKind, subject: str) -> Any:
-        """Convert one element of an attribute."""
         if kind is AttrKind.FLOAT:
             return math.nan if math.isnan(stored) else stored  # always the same NaN object, so that tuples compare equal
         if kind is AttrKind.STRING:

@@ -66,21 +66,27 @@ def find_lowest_opsets(function: Function) -> dict[str, int]:
 
 def find_newer_node(function: Function, max_opset: int) -> Node | None:
     """Find the first ai.onnx node, bodies included, that needs a newer opset than ``max_opset``; None if there is none."""
-    nodes = ((node, since_version(node, holder)) for holder, node in function.walk() if not node.domain)
-    return next((node for node, since in nodes if since is not None and since > max_opset), None)
+    for holder, node in function.walk():
+        since = None if node.domain else since_version(node, holder)
+        if since is not None and since > max_opset:
+            return node
+    return None
 
 
 def find_ir_version(opsets: Mapping[str, int], *, floor: int = 0, ceiling: int | None = None) -> int:
     """Find the IR version that was released with the newest of these opsets, limited to ``floor`` and ``ceiling``."""
     operator_sets = [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items() if latest_version(d)]
     version: int = helper.find_min_ir_version_for(operator_sets, ignore_unknown=True)
-    return max(MIN_IR_VERSION, floor, version if ceiling is None else min(version, ceiling))
+    if ceiling is not None:
+        version = min(version, ceiling)
+    return max(MIN_IR_VERSION, floor, version)
 
 
 CLIP_BOUND_INPUTS_OPSET = 11
 """The first opset in which the bounds of Clip are inputs, without defaults. Before, they are attributes with defaults."""
 DEFAULT_CLIP_BOUND = float(np.finfo(np.float32).max)
-"""Default upper bound of Clip before opset 11, and negated the lower one, for all element types; in float16 it is infinite."""
+"""Default upper bound of Clip before opset 11, and the negative of the default lower bound. It is the same number for all element
+types; converted to float16, it is infinite."""
 
 
 def read_clip_bounds(node: Node) -> tuple[float, float]:
@@ -161,7 +167,6 @@ def make_model(function: Function, opsets: Mapping[str, int], ir_version: int, w
 
 
 def make_node_message(node: Node) -> NodeProto:
-    """Convert one node, without metadata."""
     graph = GraphProto()
     WITHOUT_METADATA.write_node(node, graph.node)
     return graph.node[0]
@@ -202,7 +207,8 @@ def save(function: Function, path: str | os.PathLike[str], external_data: bool |
     """
     path = Path(path)
     if external_data is None:
-        external_data = sum(map(_encoded_size, filter(is_large, function.walk_constants()))) > MIN_DATA_FILE_BYTES
+        large_bytes = sum(_encoded_size(constant) for constant in function.walk_constants() if is_large(constant))
+        external_data = large_bytes > MIN_DATA_FILE_BYTES
     try:
         if external_data:
             _save_in_two(function, path)
@@ -215,7 +221,7 @@ def save(function: Function, path: str | os.PathLike[str], external_data: bool |
 
 
 def _save_in_two(function: Function, path: Path) -> None:
-    # Equal constants are stored once.
+    """Write the model, and its large constants to a data file beside it. Equal constants are stored once."""
     constants = {constant.digest: constant for constant in filter(is_large, function.walk_constants())}
     offsets: dict[bytes, int] = {}
     end = 0
@@ -223,7 +229,8 @@ def _save_in_two(function: Function, path: Path) -> None:
         # Round up to a page.
         offsets[digest] = -(-end // _PAGE_BYTES) * _PAGE_BYTES
         end = offsets[digest] + _encoded_size(constant)
-    data_path = path.with_name(f"{path.name}.{hashlib.sha256(b''.join(constants)).hexdigest()[:12]}.data")
+    data_digest = hashlib.sha256(b"".join(constants)).hexdigest()
+    data_path = path.with_name(f"{path.name}.{data_digest[:12]}.data")
     is_new = not data_path.exists()
     write_constant = partial(write_reference, lambda constant: (data_path.name, offsets[constant.digest]))
     message = to_model(function, GraphWriter(write_constant, write_constant))
@@ -308,7 +315,7 @@ def _write_map(name: str, content: Mapping[Any, Any]) -> MapProto:
     values = []
     for item in content.values():
         array = np.array(item, np.float32 if isinstance(item, float) else None)
-        values.append(array.astype(object) if array.dtype.kind == "U" else array)
+        values.append(array.astype(object) if array.dtype.kind == "U" else array)  # a Constant holds text as objects
     if any(isinstance(key, str) for key in content):
         keys = [str(key).encode() for key in content]
         return MapProto(name=name, key_type=TensorProto.STRING, string_keys=keys, values=_write_sequence("", values))

@@ -48,7 +48,8 @@ def gradient(
         raise ModelError(f"xrt.gradient takes a Function, such as xrt.formats.onnx.load(PATH); got a {type(function).__name__}")
     targets = _as_names(of) or tuple(value.name for value in function.outputs)
     if of is None and len(targets) != 1:
-        outputs, first = ", ".join(targets) or "none", next(iter(targets), "NAME")
+        outputs = ", ".join(targets) or "none"
+        first = next(iter(targets), "NAME")
         raise ModelError(f"function {function.name!r} has {len(targets)} outputs ({outputs}); name one: of={first!r}")
     sources = _as_names(with_respect_to) or tuple(
         value.name for value in function.inputs if value.type is not None and may_have_gradient(value.type)
@@ -130,7 +131,8 @@ def expand_gradient_nodes(function: Function) -> Function:
 
 def _expand_node(function: Function, node: Node) -> Function:
     """Replace one Gradient node by the nodes that compute the gradients at its inputs."""
-    sources, constants, target = node.attr("xs", ()), node.attr("zs", ()) or (), node.attr("y")
+    sources, target = node.attr("xs", ()), node.attr("y")
+    constants = node.attr("zs", ()) or ()
     # Recompute the subgraph from the inputs of the node.
     part = _extract_subgraph(function, (*sources, *constants), target)
     differentiated = gradient(part, of=target, with_respect_to=sources)
@@ -163,7 +165,8 @@ def _extract_subgraph(function: Function, starts: Collection[str], target: str) 
     nodes = []
     for node in reversed(function.nodes):
         if not needed.isdisjoint(node.outputs):
-            nodes.append(replace(node, outputs=tuple(f"{name}/computed" if name in starts else name for name in node.outputs)))
+            outputs = tuple(f"{name}/computed" if name in starts else name for name in node.outputs)
+            nodes.append(replace(node, outputs=outputs))
             needed.update(name for name in node.uses if name not in starts)
     function_inputs = [value.name for value in function.inputs if value.name in needed]
     defined = {name for node in nodes for name in node.defined_names}

@@ -166,9 +166,6 @@ def _fold(function: Function) -> Function:
     return fold_constants(function, refuse_evaluation)
 
 
-# ---------------------------------------------------------------------- the reverse sweep
-
-
 def find_active(nodes: Iterable[Node], starts: Collection[str], tensors: MutableMapping[str, Tensor]) -> frozenset[str]:
     """Find the values that have a gradient with respect to `starts`, and `starts` themselves. `nodes` is in topological order."""
     active = set(starts)
@@ -188,7 +185,6 @@ class Sweep:
         self._contributions: dict[str, list[Tensor]] = {}
 
     def add(self, name: str, gradient: Tensor) -> None:
-        """Add a contribution to the gradient of a value."""
         self._contributions.setdefault(name, []).append(gradient)
 
     def sum(self, name: str) -> Tensor | None:

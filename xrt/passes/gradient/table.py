@@ -25,7 +25,6 @@ def make_vector(*items: int) -> np.ndarray[Any, Any]:
 
 
 def cast(x: Tensor, dtype: DType) -> Tensor:
-    """Cast to `dtype`, if necessary."""
     return x if x.dtype is dtype else emit("Cast", x, to=dtype.onnx)
 
 
@@ -53,18 +52,17 @@ def join_extents(*extents: Any) -> Any:
 
 def reshape(x: Tensor, shape: Any) -> Tensor:
     """Reshape to exactly these extents. An extent of 0 is zero; it does not copy the extent of the input."""
-    return emit("Reshape", x, shape, allowzero=None if isinstance(shape, np.ndarray) and shape.all() else 1)
+    has_no_zeros = isinstance(shape, np.ndarray) and shape.all()
+    return emit("Reshape", x, shape, allowzero=None if has_no_zeros else 1)
 
 
 def reshape_to(x: Tensor, like: Tensor) -> Tensor:
-    """Reshape `x` to the shape of `like`, if necessary."""
     if x.type == like.type and x.tensor_type.is_static:
         return x
     return reshape(x, get_shape(like))
 
 
 def flatten(x: Tensor) -> Tensor:
-    """Reshape to a vector."""
     return emit("Reshape", x, make_vector(-1))
 
 
@@ -89,7 +87,8 @@ def split(x: Tensor, sizes: Any, axis: int, count: int) -> Sequence[Tensor]:
     """Split along an axis into `count` tensors. `sizes` (array or tensor) has their extents; None splits into equal parts."""
     if count == 1:
         return (x,)
-    parts: Any = apply("Split", (x,) if sizes is None else (x, sizes), {"axis": axis}, outputs=count)
+    operands = (x,) if sizes is None else (x, sizes)
+    parts: Any = apply("Split", operands, {"axis": axis}, outputs=count)
     return tuple(parts)
 
 
@@ -104,7 +103,6 @@ def make_zeros(shape: Any, dtype: DType) -> Tensor:
 
 
 def zeros_like(x: Tensor) -> Tensor:
-    """Create zeros of the shape and type of `x`."""
     return make_zeros(get_shape(x), x.dtype)
 
 
@@ -224,12 +222,10 @@ class RuleContext:
 
     @property
     def x(self) -> Tensor:
-        """The first input."""
         return self.input(0)
 
     @property
     def y(self) -> Tensor:
-        """The first output."""
         return self.tensors[self.node.outputs[0]]
 
     @property

@@ -98,9 +98,8 @@ def make_static_caches(function: Function, states: Iterable[State], capacity: in
     if not caches:
         raise ModelError(f"no state of {function.name!r} grows by a Concat of past and new entries")
     if others := sorted({cache.dim for cache in caches} - {caches[0].dim}):
-        raise ModelError(
-            f"the caches grow along extents with different names ({caches[0].dim}, {', '.join(others)}); give them the same name"
-        )
+        names = ", ".join([caches[0].dim, *others])
+        raise ModelError(f"the caches grow along extents with different names ({names}); give them the same name")
     function = decompose_without_rule(function)
     new_entries = _count_new_entries(function, caches)
     p = _CachePadder(function, caches, new_entries, CAPACITY if capacity is None else capacity)
@@ -135,17 +134,14 @@ def _count_new_entries(function: Function, caches: Sequence[_Cache]) -> Extent:
     """Compute the number of entries that a call appends. Raises ModelError unless it is known and equal for all caches."""
     p = Padder(function, frozenset())
     walk(p)
+    subject = f"the number of entries that a call adds to the caches of {function.name!r}"
     try:
         extents = {multiply(p.get_axes(cache.new)[cache.axis]) for cache in caches}
     except Unpaddable as error:
-        raise ModelError(
-            f"the number of entries that a call adds to the caches of {function.name!r} is not known: {error.reason}"
-        ) from None
+        raise ModelError(f"{subject} is not known: {error.reason}") from None
     if len(extents) != 1 or not p.is_known(next(iter(extents))):
         shown = ", ".join(sorted(map(str, extents)))
-        raise ModelError(
-            f"the number of entries that a call adds to the caches of {function.name!r} is not one extent of its inputs: {shown}"
-        )
+        raise ModelError(f"{subject} is not one extent of its inputs: {shown}")
     return extents.pop()
 
 
@@ -200,12 +196,13 @@ def _find_limit(p: _CachePadder) -> int:
     for condition in p.conditions:
         extent = condition.substitute(lambda atom: max_past_entries if atom in p.dims else None)
         coefficients = dict(extent.terms)
-        # A condition a - c * capacity >= 0 limits the capacity to a / c.
+        # A condition a - c * capacity >= 0 limits the capacity to a / c. The coefficient of the empty product is a.
         c = -coefficients.pop((CAPACITY,), 0)
+        a = coefficients.pop((), 0)
         if c > 0:
-            if set(coefficients) - {()}:
+            if coefficients:
                 raise ModelError(f"the model requires {extent} >= 0, and no capacity is known that guarantees this")
-            limit = min(limit, coefficients.get((), 0) // c)
+            limit = min(limit, a // c)
     return limit
 
 

@@ -19,7 +19,9 @@ _MICROSOFT = ("com.microsoft.BiasGelu", "com.microsoft.FastGelu", "com.microsoft
 @rule(*sorted(list_operators(Trait.ELEMENTWISE)), *_MICROSOFT)
 def apply_elementwise(p: Padder, node: Node) -> None:
     """An output axis is padded like the axes of the inputs. Along it each input must have the same padded extent, or 1."""
-    p.set_axes(node.outputs[0], broadcast(p, node), p.get_zero_axes(node.inputs[0]) if has_trait(node, Trait.KEEPS_ZERO) else ())
+    axes = broadcast(p, node)
+    zeros = p.get_zero_axes(node.inputs[0]) if has_trait(node, Trait.KEEPS_ZERO) else ()
+    p.set_axes(node.outputs[0], axes, zeros)
 
 
 @rule("Div", "Mod")
@@ -39,7 +41,8 @@ def broadcast(p: Padder, node: Node, skip: int = 0) -> list[Axis]:
     rank = max(map(len, shapes), default=0)
     # Shapes are aligned at their last axes.
     aligned = [(None,) * (rank - len(shape)) + shape for shape in shapes]
-    return [_broadcast_axes(p, node, n, [axis for axis in axes if axis]) for n, axes in enumerate(zip(*aligned, strict=True))]
+    groups = enumerate(zip(*aligned, strict=True))
+    return [_broadcast_axes(p, node, index, [axis for axis in axes if axis]) for index, axes in groups]
 
 
 def _broadcast_axes(p: Padder, node: Node, index: int, axes: Sequence[Axis]) -> Axis:
@@ -71,13 +74,14 @@ def _contract(p: Padder, left: str, left_axis: int, right: str, right_axis: int)
 def apply_matmul(p: Padder, node: Node) -> Node:
     """Rows, columns and batch axes may be padded; a padded contracted axis is masked."""
     left, right = node.inputs
-    ranks = len(p.get_axes(left)), len(p.get_axes(right))
-    if 0 in ranks:
+    left_rank, right_rank = len(p.get_axes(left)), len(p.get_axes(right))
+    if left_rank == 0 or right_rank == 0:
         raise Unpaddable("an operand is a scalar")
-    left, right = _contract(p, left, ranks[0] - 1, right, max(ranks[1] - 2, 0))
-    rows = p.get_axes(left)[-2:-1] if ranks[0] > 1 else ()
-    columns = p.get_axes(right)[-1:] if ranks[1] > 1 else ()
-    batch = broadcast(p, replace(node, inputs=tuple(n for n, rank in zip((left, right), ranks, strict=True) if rank > 2)), 2)
+    left, right = _contract(p, left, left_rank - 1, right, max(right_rank - 2, 0))
+    rows = p.get_axes(left)[-2:-1] if left_rank > 1 else ()
+    columns = p.get_axes(right)[-1:] if right_rank > 1 else ()
+    batched = tuple(name for name, rank in ((left, left_rank), (right, right_rank)) if rank > 2)
+    batch = broadcast(p, replace(node, inputs=batched), skip=2)
     p.set_axes(node.outputs[0], [*batch, *rows, *columns])
     return replace(node, inputs=(left, right))
 
@@ -120,9 +124,8 @@ def apply_einsum(p: Padder, node: Node) -> Node:
 
 
 NEUTRAL: dict[str, float] = {
-    **dict.fromkeys(
-        ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceMean", "ReduceSum", "ReduceSumSquare", "GlobalAveragePool"), 0
-    ),
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceMean"), 0),
+    **dict.fromkeys(("ReduceSum", "ReduceSumSquare", "GlobalAveragePool"), 0),
     **dict.fromkeys(("ReduceLogSumExp", "ReduceMax", "GlobalMaxPool", "ArgMax"), -np.inf),
     **dict.fromkeys(("ReduceMin", "ArgMin"), np.inf),
     "ReduceProd": 1,
@@ -136,9 +139,11 @@ SUM_AXES_OPSET = 13
 @rule(*NEUTRAL)
 def apply_reduction(p: Padder, node: Node) -> Node | None:
     """Mask padding with the neutral element. A mean becomes a sum, divided by the number of elements without padding."""
-    data, axes, reduced = node.inputs[0], p.get_axes(node.inputs[0]), _read_axes(p, node)
+    data, axes = node.inputs[0], p.get_axes(node.inputs[0])
+    reduced = _read_axes(p, node)
     keep = node.attr("keepdims", 1)
-    p.set_axes(node.outputs[0], [ONE if n in reduced else axis for n, axis in enumerate(axes) if keep or n not in reduced])
+    result = [ONE if n in reduced else axis for n, axis in enumerate(axes) if keep or n not in reduced]
+    p.set_axes(node.outputs[0], result)
     if not any(p.is_padded(axes[n]) for n in reduced):
         return None
     if node.attr("select_last_index", 0):
@@ -195,16 +200,8 @@ def apply_softmax(p: Padder, node: Node) -> Node:
     return replace(node, inputs=(masked,))
 
 
-@rule(
-    "BatchNormalization",
-    "GroupNormalization",
-    "InstanceNormalization",
-    "LRN",
-    "LayerNormalization",
-    "LpNormalization",
-    "MeanVarianceNormalization",
-    "RMSNormalization",
-)
+@rule("BatchNormalization", "GroupNormalization", "InstanceNormalization")
+@rule("LRN", "LayerNormalization", "LpNormalization", "MeanVarianceNormalization", "RMSNormalization")
 def apply_normalization(p: Padder, node: Node) -> None:
     """The normalized axes must not be padded."""
     axes = p.get_axes(node.inputs[0])
@@ -221,7 +218,6 @@ def apply_normalization(p: Padder, node: Node) -> None:
 
 
 def _find_normalized_axes(node: Node, rank: int) -> list[int]:
-    """List the axes over which the node computes its statistics."""
     if node.op_type in ("LayerNormalization", "RMSNormalization"):
         return list(range(node.attr("axis", -1) % rank, rank))
     if node.op_type == "LpNormalization":
@@ -267,7 +263,8 @@ def apply_quantized(p: Padder, node: Node) -> None:
     if node.attr("block_size", 0):
         raise Unpaddable("it has one scale per block")
     axes = p.get_axes(node.inputs[0])
-    if len(p.get_axes(node.inputs[1])) and p.is_padded(axes[node.attr("axis", 1)]):
+    has_scale_per_element = len(p.get_axes(node.inputs[1])) > 0
+    if has_scale_per_element and p.is_padded(axes[node.attr("axis", 1)]):
         raise p.refuse("it has a scale for each element of the padded axis", axes[node.attr("axis", 1)])
     p.set_axes(node.outputs[0], axes)
 

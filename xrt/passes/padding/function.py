@@ -167,12 +167,15 @@ def pad_dims(function: Function, dims: Sequence[str] | None = None) -> PaddedFun
         # Repeated after a refusal, because without the refused dims other values are padded.
         p = Padder(decomposed, frozenset(candidates) - frozenset(refusals))
         walk(p)
-        refused = [state for value in function.outputs if isinstance(state := _find_output_state(p, value), PaddingRefusal)]
+        states = [_find_output_state(p, value) for value in function.outputs]
+        refused = [state for state in states if isinstance(state, PaddingRefusal)]
         # Without padded dims the original Function is returned, whatever was refused.
         if not refused or not p.dims:
             return _assemble(p, function, {dim: refusals[dim] for dim in candidates if dim in refusals})
         for refusal in refused:
-            refusals.update(dict.fromkeys((refusal.dims & p.dims) or p.dims, _name_original(refusal, decomposed, function)))
+            # A refusal that names no padded dim is about all of them.
+            refused_dims = (refusal.dims & p.dims) or p.dims
+            refusals.update(dict.fromkeys(refused_dims, _name_original(refusal, decomposed, function)))
 
 
 def decompose_without_rule(function: Function) -> Function:
@@ -202,7 +205,8 @@ def _name_original(refusal: PaddingRefusal, decomposed: Function, function: Func
 def _list_dynamic_dims(function: Function) -> dict[str, None]:
     dims: dict[str, None] = {}
     for value in function.inputs:
-        for axis, dim in enumerate(value.type.shape or () if isinstance(value.type, TensorType) else ()):
+        shape = value.type.shape if isinstance(value.type, TensorType) else None
+        for axis, dim in enumerate(shape or ()):
             if not isinstance(dim, int):
                 dims[dim or f"{value.name}[{axis}]"] = None
     return dims
@@ -213,8 +217,8 @@ def _check_inputs(function: Function, dims: Sequence[str]) -> dict[str, PaddingR
     updated = {source for source, _ in function.aliases}
     refusals: dict[str, PaddingRefusal] = {}
     for value in function.inputs:
-        # The caller expects the update in its own buffer, but padding copies the input.
         reason = "" if isinstance(value.type, TensorType) else f"input {value.name!r} is {value.type}, which is not padded"
+        # The caller expects the update in its own buffer, but padding copies the input.
         if value.name in updated:
             reason = f"input {value.name!r} is updated in place, and padding would copy it"
         if reason:
@@ -282,13 +286,13 @@ def _apply_rule(p: Padder, node: Node) -> Node:
     rule = p.rules.get(node.name) or RULES.get(node.op)
     if rule is None:
         raise Unpaddable("there is no rule for its operator")
-    shapes = () if node.domain else PADDED_SHAPES.get(node.op_type, ())
+    shape_slots = () if node.domain else PADDED_SHAPES.get(node.op_type, ())
     if node.op_type in UNSUPPORTED_SHAPE_OPERANDS and any(p.states.get(name) is SIZE for name in node.inputs):
         raise Unpaddable("the shape of its result depends on a padded size in an unsupported way")
     names = list(node.inputs)
     for index, name in enumerate(names):
         if p.states.get(name) is SIZE:
-            names[index] = p.get_shape_operand(name) if index in shapes else p.emit_sizes(name)
+            names[index] = p.get_shape_operand(name) if index in shape_slots else p.emit_sizes(name)
     node = replace(node, inputs=tuple(names))
     if not any(name in p.states for name in names):
         return node
@@ -302,14 +306,8 @@ def _assemble(p: Padder, original: Function, refusals: Mapping[str, PaddingRefus
     function = p.function
     sizes = tuple(Value(name, TensorType(DType.INT64, ())) for name in p.fed.values())
     states = [p.states.get(value.name) for value in function.outputs]
-    padded = function.replace(
-        inputs=(*function.inputs, *sizes), nodes=tuple(p.nodes), constants={**function.constants, **p.constants}
-    )
-    return PaddedFunction(
-        padded if p.dims else original,
-        tuple(sorted(p.dims)),
-        tuple(p.fed),
-        tuple(state.axes if isinstance(state, PaddedTensor) else None for state in states),
-        tuple(p.conditions),
-        refusals,
-    )
+    axes = tuple(state.axes if isinstance(state, PaddedTensor) else None for state in states)
+    constants = {**function.constants, **p.constants}
+    padded = function.replace(inputs=(*function.inputs, *sizes), nodes=tuple(p.nodes), constants=constants)
+    result = padded if p.dims else original
+    return PaddedFunction(result, tuple(sorted(p.dims)), tuple(p.fed), axes, tuple(p.conditions), refusals)

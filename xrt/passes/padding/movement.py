@@ -15,7 +15,6 @@ from xrt.passes.padding.padder import ONE, Axis, Padder, Unpaddable, rule
 
 @rule("Transpose")
 def apply_transpose(p: Padder, node: Node) -> None:
-    """Permute the axes."""
     axes, zeros = p.get_axes(node.inputs[0]), p.get_zero_axes(node.inputs[0])
     order = list(node.attr("perm") or reversed(range(len(axes))))
     p.set_axes(node.outputs[0], [axes[axis] for axis in order], [index for index, axis in enumerate(order) if axis in zeros])
@@ -23,7 +22,6 @@ def apply_transpose(p: Padder, node: Node) -> None:
 
 @rule("Unsqueeze")
 def apply_unsqueeze(p: Padder, node: Node) -> None:
-    """Insert axes of extent 1."""
     old_axes, zeros = p.get_axes(node.inputs[0]), p.get_zero_axes(node.inputs[0])
     inserted = p.read_integers(node, 1, "axes") or []
     rank = len(old_axes) + len(inserted)
@@ -233,14 +231,11 @@ class _UnmatchedExtents:
         if unmatched is not None:
             return unmatched, part
         rest_of_part = part.divide(extent)
+        # Of the two factors of the part, the inner one must not be padded if the part is.
         inner = extent if last else rest_of_part
         if rest_of_part is None or inner is None or (self._p.is_padded(part) and self._p.is_padded(inner)):
-            raise self._p.refuse(
-                f"the new shape has {extent} where the old one has {part}; a size that is a constant there, or in "
-                "another order, would be wrong with padding",
-                part,
-                extent,
-            )
+            reason = "a size that is a constant there, or in another order, would be wrong with padding"
+            raise self._p.refuse(f"the new shape has {extent} where the old one has {part}; {reason}", part, extent)
         self.remaining.insert(len(self.remaining) if last else 0, rest_of_part)
         return ONE[0], extent
 
@@ -302,7 +297,8 @@ def apply_flatten(p: Padder, node: Node) -> None:
     """Merge the axes before attribute `axis` to one, and those from it on to another."""
     axes = p.get_axes(node.inputs[0])
     first = node.attr("axis", 1)
-    first += len(axes) if first < 0 else 0
+    if first < 0:
+        first += len(axes)
     halves = axes[:first], axes[first:]
     p.set_axes(node.outputs[0], [_merge(p, [part for axis in half for part in axis]) for half in halves])
 
@@ -315,7 +311,9 @@ def _count_from_start(p: Padder, indices: str, extent: Extent) -> str:
     """Convert negative indices to count from the start of an axis of this extent. Known indices must be in range."""
     contents = p.find_contents(indices)
     known: list[Extent] = [] if contents is None else [index for index in contents.flat if index is not None]
-    if contents is not None and len(known) == contents.size and all((index.number or 0) >= 0 for index in known):
+    # A symbolic index counts from the start.
+    has_negative = any(index.number is not None and index.number < 0 for index in known)
+    if contents is not None and len(known) == contents.size and not has_negative:
         for index in known:
             p.require_nonnegative(extent - index - 1)
         return indices
@@ -346,6 +344,7 @@ def apply_gather(p: Padder, node: Node) -> Node:
     axes = p.get_axes(data)
     axis = node.attr("axis", 0) % len(axes)
     positions, index_axes = _prepare_indices(p, data, axis, indices), p.get_axes(indices)
+    # The axes of the indices replace the gathered axis, so the axes after it move.
     zeros = [n if n < axis else n + len(index_axes) - 1 for n in p.get_zero_axes(data) if n != axis]
     p.set_axes(node.outputs[0], [*axes[:axis], *index_axes, *axes[axis + 1 :]], zeros)
     return replace(node, inputs=(data, positions))
@@ -429,7 +428,8 @@ def apply_tensor_scatter(p: Padder, node: Node) -> Node | None:
 
 def _repeat_last(p: Padder, name: str, axis: int) -> str:
     """Add nodes that compute the positions along an axis, in padding the last valid one; return the name of the vector."""
-    valid, (extent,) = p.emit_valid_flags(name, axis), p.get_axes(name)[axis]
+    valid = p.emit_valid_flags(name, axis)
+    (extent,) = p.get_axes(name)[axis]
     p.require_nonnegative(extent - 1)
     last = p.add_node("Sub", p.emit_extent(extent), p.add_constant(np.int64(1)))
     return p.add_node("Where", valid, p.emit_range(p.emit_length(name, axis)), last)

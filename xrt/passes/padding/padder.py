@@ -103,8 +103,7 @@ class Padder:
         """The value of each added node and constant, by its content, so that equal ones are shared."""
         self._unaffected: dict[str, tuple[Axis, ...]] = {}
         """Axes of values that padding does not affect, as far as rules have derived them."""
-        self._types: dict[str, TensorType] = {}
-        """Types of added values."""
+        self._types: dict[str, TensorType] = {}  # of added values
         self._names = FreshNames(function.value_names())
         self._input_atoms: set[str] = set()
         """Symbols of the input shapes; extents made of them can be computed before a call."""
@@ -113,8 +112,11 @@ class Padder:
 
     def find_padded_dims(self, *axes: Axis | Extent) -> frozenset[str]:
         """Find the padded dims that these axes or extents depend on."""
-        extents = [extent for axis in axes for extent in (axis if isinstance(axis, tuple) else (axis,))]
-        return frozenset().union(*(extent.atoms for extent in extents)) & self.dims
+        atoms: set[str] = set()
+        for axis in axes:
+            for extent in axis if isinstance(axis, tuple) else (axis,):
+                atoms |= extent.atoms
+        return self.dims & atoms
 
     def is_padded(self, axis: Axis | Extent) -> bool:
         return bool(self.find_padded_dims(axis))
@@ -174,7 +176,6 @@ class Padder:
         return axes
 
     def get_dtype(self, name: str) -> DType:
-        """Get the element type of a value. Raises Unpaddable if it is unknown."""
         type_ = self._types.get(name) or self.function.get_type(name)
         if not isinstance(type_, TensorType):
             raise Unpaddable(f"the element type of {name!r} is not known")
@@ -265,8 +266,9 @@ class Padder:
         name = node.inputs[input_index] if input_index < len(node.inputs) else ""
         if not name:
             return None
-        numbers = [None if extent is None else extent.number for extent in self.find_elements(name) or [None]]
-        if None in numbers:
+        elements = self.find_elements(name) or []
+        numbers = [extent.number for extent in elements if extent is not None]
+        if not elements or None in numbers or len(numbers) < len(elements):
             raise Unpaddable(f"input {input_index} is not a constant")
         return [number for number in numbers if number is not None]
 
@@ -288,7 +290,6 @@ class Padder:
         return self._emitted[key]
 
     def emit_reshape(self, name: str, shape: Sequence[int]) -> str:
-        """Add a Reshape to a constant shape, and return its output."""
         return self.add_node("Reshape", name, self.add_constant(np.array(shape, np.int64)))
 
     def emit_extent(self, extent: Extent) -> str:
@@ -296,6 +297,7 @@ class Padder:
         total = ""
         for monomial, factor in extent.terms:
             names = [self._emit_atom(atom) for atom in monomial]
+            # The factor 1 is omitted, except in the empty product.
             product = self.add_constant(np.int64(factor)) if factor != 1 or not names else names.pop()
             for name in names:
                 product = self.add_node("Mul", product, name)

@@ -15,15 +15,19 @@ from xrt.passes.padding.padder import ONE, Axis, Padder, Unpaddable, rule
 
 def _read_window(p: Padder, node: Node, kernel: Sequence[int]) -> Window:
     """Read a node's window and convert `auto_pad` to explicit padding. Raises Unpaddable if that depends on a padded extent."""
-    window, axes = make_window(node, kernel), p.get_axes(node.inputs[0])[2:]
-    if not window.auto_pad.startswith("SAME"):
+    window = make_window(node, kernel)
+    axes = p.get_axes(node.inputs[0])[2:]
+    if window.auto_pad == "NOTSET":
+        return window
+    if not window.auto_pad.startswith("SAME"):  # VALID
         zeros = (0,) * len(axes)
-        return window if window.auto_pad == "NOTSET" else replace(window, begins=zeros, ends=zeros, auto_pad="NOTSET")
+        return replace(window, begins=zeros, ends=zeros, auto_pad="NOTSET")
     for axis, stride in zip(axes, window.strides, strict=True):
         if stride != 1 and p.is_padded(axis):
             raise p.refuse("the padding that auto_pad adds depends on the size", axis)
     # The node keeps its auto_pad. With this padding each axis has ceil(extent / stride) positions, as with SAME.
-    smaller, larger = tuple((span - 1) // 2 for span in window.spans), tuple(span // 2 for span in window.spans)
+    smaller = tuple((span - 1) // 2 for span in window.spans)
+    larger = tuple(span // 2 for span in window.spans)
     begins, ends = (smaller, larger) if window.auto_pad == "SAME_UPPER" else (larger, smaller)
     return replace(window, begins=begins, ends=ends, auto_pad="NOTSET")
 
@@ -60,7 +64,8 @@ def _read_kernel(p: Padder, node: Node) -> list[int]:
 def apply_conv(p: Padder, node: Node) -> Node:
     """A window that extends over the end of the input must read zeros, so padding is masked with zeros."""
     data, weight = node.inputs[:2]
-    masked, spatial = _slide_window(p, data, _read_window(p, node, _read_kernel(p, node)), 0)
+    window = _read_window(p, node, _read_kernel(p, node))
+    masked, spatial = _slide_window(p, data, window, 0)
     p.set_axes(node.outputs[0], [p.get_axes(data)[0], p.get_axes(weight)[0], *spatial])
     return replace(node, inputs=(masked, *node.inputs[1:]))
 
@@ -164,7 +169,7 @@ def apply_attention(p: Padder, node: Node) -> Node:
     if query[0] != key[0] or key[0] != value[0] or key[sequence] != value[sequence]:
         raise p.refuse("keys, values and queries differ in batch or length", *query, *key, *value)
     if names[_MASK] and any(map(p.is_padded, (*query, *key))):
-        *_, rows, columns = (ONE, *p.get_axes(names[_MASK]))
+        *_, rows, columns = (ONE, *p.get_axes(names[_MASK]))  # a vector is one row
         if rows not in (query[sequence], ONE) or columns != key[sequence]:
             raise p.refuse("its mask differs in extent from the queries or keys", *p.get_axes(names[_MASK]))
     if p.is_padded(key[sequence]):
@@ -191,7 +196,8 @@ def apply_recurrent(p: Padder, node: Node) -> Node:
     """The batch may be padded in all inputs. If results depend on a padded time axis, its length is passed as sequence_lens."""
     names = [*node.inputs, *[""] * (8 - len(node.inputs))]
     time, batch, width = p.get_axes(names[0])
-    if node.attr("layout", 0) or p.is_padded(width) or any(name in p.states for name in (*names[1:4], names[7]) if name):
+    weights = (*names[1:4], names[7])
+    if node.attr("layout", 0) or p.is_padded(width) or any(name in p.states for name in weights if name):
         raise p.refuse("its weights or widths are padded, or its layout is 1", time, batch, width)
     directions = 2 if node.attr("direction", "forward") == "bidirectional" else 1
     for name in filter(None, names[4:7]):

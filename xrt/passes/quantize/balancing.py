@@ -51,12 +51,15 @@ def find_channel_factors(
         name = node.outputs[0]
         if name not in magnitudes:
             continue
-        weights = [np.abs(function.constants[product.inputs[1]].array) for product in products]
-        largest = [weight.max(axis=1 - find_inner_axis(product)) for weight, product in zip(weights, products, strict=True)]
-        magnitude, weight = np.asarray(magnitudes[name], np.float64), np.max(largest, axis=0).astype(np.float64)
+        largest_weights = []
+        for product in products:
+            matrix = np.abs(function.constants[product.inputs[1]].array)
+            largest_weights.append(matrix.max(axis=1 - find_inner_axis(product)))
+        weight, magnitude = np.max(largest_weights, axis=0).astype(np.float64), np.asarray(magnitudes[name], np.float64)
         # A channel without values or weights keeps the factor 1.
-        is_usable = (weight > 0) & (magnitude > 0)
-        factor = np.where(is_usable, magnitude, 1.0) ** strength / np.where(is_usable, weight, 1.0) ** (1 - strength)
+        is_used = (weight > 0) & (magnitude > 0)
+        weight, magnitude = np.where(is_used, weight, 1.0), np.where(is_used, magnitude, 1.0)
+        factor = magnitude**strength / weight ** (1 - strength)
         factors[name] = np.clip(factor, 1 / MAX_FACTOR, MAX_FACTOR)
     return factors
 
@@ -109,8 +112,10 @@ def _find_products(value: str, channels: int, function: Function, outputs: set[s
     for use in function.users(value):
         node = use.node
         if node.op == "Reshape" and use.slot == 0:
-            shape = getattr(function.get_type(node.outputs[0]), "shape", None) or (None,)
-            inner = _find_products(node.outputs[0], channels, function, outputs) if shape[-1] == channels else None
+            shape = getattr(function.get_type(node.outputs[0]), "shape", None)
+            if not shape or shape[-1] != channels:
+                return None
+            inner = _find_products(node.outputs[0], channels, function, outputs)
             if inner is None:
                 return None
             products += inner

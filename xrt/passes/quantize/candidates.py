@@ -55,7 +55,6 @@ class QuantizationOptions:
                 raise OptionError(f"{name} must be True or False; got {getattr(self, name)!r}")
 
     def selects(self, node: Node) -> bool:
-        """Whether the patterns select the node."""
         return any(p.matches(node) for p in self.include) and not any(p.matches(node) for p in self.exclude)
 
     @property

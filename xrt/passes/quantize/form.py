@@ -13,20 +13,10 @@ from xrt.formats.calibration_table import ValueRange
 from xrt.formats.placement_file import BalancedValue, FormKind
 from xrt.graph import Function, NodePattern, hash_values
 from xrt.passes import drop_dead_nodes, infer_shapes
-from xrt.passes.quantize import (
-    QuantizationOptions,
-    find_channel_factors,
-    fold_batch_normalization,
-    fuse_biases,
-    list_balanced_values,
-    list_calibrated_values,
-    pack_weights,
-    quantize,
-    quantize_dynamically,
-    quantize_weights,
-    scale_channels,
-    why_not_quantized,
-)
+from xrt.passes.quantize.balancing import find_channel_factors, list_balanced_values, scale_channels
+from xrt.passes.quantize.candidates import QuantizationOptions, list_calibrated_values, why_not_quantized
+from xrt.passes.quantize.packed import pack_weights, quantize_dynamically, quantize_weights
+from xrt.passes.quantize.static import fold_batch_normalization, fuse_biases, quantize
 
 if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
@@ -46,7 +36,6 @@ class QuantizedForm:
     """Indices of the nodes of the prepared model that stay in float32."""
     kind: FormKind = "static"
     balance: tuple[BalancedValue, ...] = ()
-    """The values whose channels are balanced before quantization."""
     reduce_range: bool = False
     """Whether weights in integer products have 7 bits, see `QuantizationOptions.reduce_range`."""
 
@@ -122,7 +111,6 @@ def prepare_for_quantization(function: Function) -> Function:
 
 
 def list_quantizable_nodes(prepared: Function) -> list[tuple[int, str]]:
-    """List the index and name of each node that can be quantized."""
     nodes = enumerate(prepared.nodes)
     return [(index, node.name) for index, node in nodes if why_not_quantized(node, prepared, DEFAULT_OPTIONS) is None]
 
@@ -141,7 +129,8 @@ def fit_table(table: CalibrationTable, prepared: Function, original: Function) -
     ranges = {name: range_ for name, key in hash_values(original).items() if (range_ := table.find(key)) is not None}
     # An input has the same key in every model, so it does not show that the table belongs to this model.
     inputs = {value.name for value in prepared.inputs}
-    if not any(name in ranges for name in missing) and all(name in missing or name in inputs for name in needed):
+    computed = [name for name in needed if name not in inputs]
+    if not any(name in ranges for name in missing) and all(name in missing for name in computed):
         raise CalibrationError(
             f"the calibration table has ranges of {len(table)} values, and none is computed in this model: it was made of "
             "another model, or the weights have changed since. Calibrate this one: m.calibrate(batches)"

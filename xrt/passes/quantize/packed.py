@@ -46,9 +46,8 @@ def _rewrite_selected(
     if not selected:
         return function
     emission = Emission(require_opset(function))
-    return emission.finish(
-        [rewrite(node, emission, options) if node.name in selected else node for node in emission.function.nodes]
-    )
+    nodes = emission.function.nodes
+    return emission.finish([rewrite(node, emission, options) if node.name in selected else node for node in nodes])
 
 
 def why_not_matrix(node: Node, function: Function, options: QuantizationOptions) -> str | None:
@@ -119,12 +118,12 @@ def why_not_packed(node: Node, function: Function, options: QuantizationOptions)
 
 
 def _pack_product(node: Node, emission: Emission, options: QuantizationOptions) -> Node:
-    """Make the MatMulNBits of a product."""
     parameters = emission.store_matrix(node, lambda matrix: _pack(matrix, options))
     bias = node.inputs[2] if len(node.inputs) > 2 else ""
-    # Omitted optional inputs before the bias need empty names.
-    missing = ("",) * (BIAS_INDEX - 1 - len(parameters))
-    inputs = (node.inputs[0], *parameters, *((*missing, bias) if bias else ()))
+    inputs = (node.inputs[0], *parameters)
+    if bias:
+        # Omitted optional inputs before the bias need empty names.
+        inputs = (*inputs, *[""] * (BIAS_INDEX - len(inputs)), bias)
     axis, shape = find_inner_axis(node), emission.function.constants[node.inputs[1]].shape
     return Node("MatMulNBits", inputs, node.outputs, domain=DOMAIN, name=node.name).with_attributes(
         K=shape[axis], N=shape[1 - axis], bits=8, block_size=BLOCK_ROWS, accuracy_level=INT8_ACCURACY_LEVEL
@@ -147,18 +146,22 @@ def unpack_weights(function: Function) -> Function:
 
 
 def _unpack(w: NodeWriter) -> str | None:
-    node, operands = w.node, [*w.node.inputs, *("",) * (BIAS_INDEX + 1 - len(w.node.inputs))]
+    node = w.node
+    operands = [*node.inputs, *[""] * (BIAS_INDEX + 1 - len(node.inputs))]
     if node.domain != DOMAIN or node.op_type != "MatMulNBits":
         return None
     # With both zero points and group indices (deprecated), ONNX Runtime deviates from its documentation.
     if all(operands[ZERO_POINTS_INDEX : GROUPS_INDEX + 1]):
         return None
-    packed, scales, zeros, groups = (w.function.constants.get(name) for name in operands[1 : GROUPS_INDEX + 1])
-    is_constant = all(name in w.function.constants for name in operands[1 : GROUPS_INDEX + 1] if name)
-    if packed is None or scales is None or not is_constant:
+    parameter_names = operands[1 : GROUPS_INDEX + 1]
+    if not all(name in w.function.constants for name in parameter_names if name):
         return None
-    optional = (None if constant is None else constant.array for constant in (zeros, groups))
-    weights = w.constant(_compute_weights(node, packed.array, scales.array, *optional))
+    packed, scales, zeros, groups = map(w.function.constants.get, parameter_names)
+    if packed is None or scales is None:
+        return None
+    zero_array = None if zeros is None else zeros.array
+    group_array = None if groups is None else groups.array
+    weights = w.constant(_compute_weights(node, packed.array, scales.array, zero_array, group_array))
     type_ = w.find_type(w.x)
     # The unpacked matrix is float32, so other types are cast there and back.
     if type_ is None or type_.dtype is DType.FLOAT32:
@@ -183,7 +186,8 @@ def _compute_weights(node: Node, packed: Array, scales: Array, zeros: Array | No
     else:  # not packed, in the type of the scales
         zero = zeros.reshape(columns, blocks).astype(np.float32)
     block_of_row = np.arange(rows) // block_rows if groups is None else groups[:rows].astype(np.intp)
-    return np.ascontiguousarray(((integers.astype(np.float32) - zero[:, block_of_row]) * scale[:, block_of_row]).T)
+    matrix = (integers.astype(np.float32) - zero[:, block_of_row]) * scale[:, block_of_row]
+    return np.ascontiguousarray(matrix.T)
 
 
 def _split_bytes(array: Array, bits: int) -> Array:

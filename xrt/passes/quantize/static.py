@@ -157,12 +157,14 @@ class _StaticQuantization:
         """Return the bias if it is a constant with one element per output channel, or None; ``names`` has at most one name."""
         if not names or names[0] not in self.function.constants:
             return None
-        if node.op == "Gemm" and not node.attr("alpha", 1.0) == 1.0 == node.attr("beta", 1.0):
+        if node.op == "Gemm" and (node.attr("alpha", 1.0) != 1.0 or node.attr("beta", 1.0) != 1.0):
             return None
         if node.op == "ConvTranspose":
             channels = weight.shape[1] * node.attr("group", 1)
+        elif node.op == "Gemm" and not node.attr("transB", 0):
+            channels = weight.shape[1]
         else:
-            channels = weight.shape[1 if node.op == "Gemm" and not node.attr("transB", 0) else 0]
+            channels = weight.shape[0]
         bias = self.function.constants[names[0]].array
         return bias if bias.shape == (channels,) else None
 
@@ -192,8 +194,9 @@ def fuse_biases(function: Function) -> Function:
     """
     if function.opset() < BROADCASTING_OPSET:
         return function
+    emission = Emission(function)
     # A node at which a control edge starts must not be replaced.
-    emission, control_predecessors = Emission(function), {name for node in function.nodes for name in node.control}
+    control_predecessors = {name for node in function.nodes for name in node.control}
     nodes: list[Node] = []
     fused: set[str] = set()
     rows: dict[str, str] = {}
@@ -229,11 +232,14 @@ def _can_fuse(product: Node, bias: Constant, function: Function) -> bool:
         return False
     if any(value.name == product.outputs[0] for value in function.outputs):
         return False
-    if bias.shape != (*[1] * (len(bias.shape) - 1), weight.shape[1]) or shape is None or len(shape) < 2:
+    has_bias_per_column = bias.shape == (*[1] * (len(bias.shape) - 1), weight.shape[1])
+    if not has_bias_per_column or shape is None or len(shape) < 2 or len(bias.shape) > len(shape):
         return False
+    if len(shape) == 2:
+        return True
     # Reshape can infer one extent, and cannot infer it next to an extent of 0.
-    unknown = sum(not isinstance(dim, int) for dim in shape[:-1])
-    return len(bias.shape) <= len(shape) and (len(shape) == 2 or (unknown <= 1 and 0 not in shape))
+    unknown_extents = [dim for dim in shape[:-1] if not isinstance(dim, int)]
+    return len(unknown_extents) <= 1 and 0 not in shape
 
 
 def _fuse(product: Node, node: Node, emission: Emission, rows: dict[str, str]) -> Node:
@@ -244,8 +250,8 @@ def _fuse(product: Node, node: Node, emission: Emission, rows: dict[str, str]) -
     """
     function, (value, matrix) = emission.function, product.inputs
     shape = _get_shape(value, function) or ()
-    name = next(operand for operand in node.inputs if operand != product.outputs[0])
-    bias = emission.add_constant(f"{product.name}_bias", function.constants[name].array.reshape(-1))
+    bias_name = next(operand for operand in node.inputs if operand != product.outputs[0])
+    bias = emission.add_constant(f"{product.name}_bias", function.constants[bias_name].array.reshape(-1))
     gemm = replace(product, op_type="Gemm", inputs=(value, matrix, bias), outputs=node.outputs)
     if len(shape) == 2:
         return gemm
@@ -262,7 +268,6 @@ def _fuse(product: Node, node: Node, emission: Emission, rows: dict[str, str]) -
 
 
 def _get_shape(name: str, function: Function) -> Shape | None:
-    """Return the shape of a float32 tensor; None for another type."""
     type_ = function.get_type(name)
     return type_.shape if isinstance(type_, TensorType) and type_.dtype is DType.FLOAT32 else None
 
@@ -274,7 +279,8 @@ def fold_batch_normalization(function: Function) -> Function:
     """
     folded: dict[str, Node] = {}
     dropped: set[str] = set()
-    emission, control_predecessors = Emission(function), {name for node in function.nodes for name in node.control}
+    emission = Emission(function)
+    control_predecessors = {name for node in function.nodes for name in node.control}
     for node in function.nodes:
         convolution = _find_convolution(node, function)
         if convolution is not None and not (node.control or node.name in control_predecessors):
@@ -288,7 +294,6 @@ def fold_batch_normalization(function: Function) -> Function:
 
 
 def _find_convolution(node: Node, function: Function) -> Node | None:
-    """Find the Conv that a BatchNormalization can be folded into, or None."""
     if node.op != "BatchNormalization" or is_training(node, function) or any(node.outputs[1:]):
         return None
     before = function.producer(node.inputs[0])
@@ -309,4 +314,5 @@ def _fold_weights(convolution: Node, node: Node, function: Function) -> tuple[np
     bias_name = next(iter(convolution.inputs[2:]), "")
     bias = function.constants[bias_name].array.astype(np.float64) if bias_name else 0.0
     channel_factor = factor.reshape(-1, *[1] * (weight.ndim - 1))
-    return (weight * channel_factor).astype(weight.dtype), ((bias - mean) * factor + shift).astype(weight.dtype)
+    folded_bias = (bias - mean) * factor + shift
+    return (weight * channel_factor).astype(weight.dtype), folded_bias.astype(weight.dtype)

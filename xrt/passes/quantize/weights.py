@@ -22,16 +22,14 @@ MIN_SCALE = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Scales and zero points: per tensor, per channel, or per block."""
+    """Scales (float32) and zero points: per tensor, per channel, or per block."""
 
     scale: Array
-    """A float32 array."""
     zero_point: Array
     """An array of the quantized integer type, with the shape of the scale."""
 
 
 def get_integer_range(dtype: DType) -> tuple[int, int]:
-    """Return the smallest and the largest value of an integer type."""
     half = 1 << dtype.bits - 1
     return (-half, half - 1) if dtype.text.startswith("int") else (0, 2 * half - 1)
 
@@ -64,9 +62,10 @@ def fit_weight(
     smallest integer of a symmetric type is not used. A channel of zeros gets the scale of the channel with the largest scale.
     """
     low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)
-    lowest, highest = (-64, 64) if reduce_range else get_integer_range(dtype)
-    if reduce_range and dtype is DType.UINT8:
-        lowest, highest = 0, 127
+    if not reduce_range:
+        lowest, highest = get_integer_range(dtype)
+    else:
+        lowest, highest = (0, 127) if dtype is DType.UINT8 else (-64, 64)
     middle = (lowest + highest + 1) // 2
     # A symmetric scale must cover the larger side.
     scale = np.maximum(-low, high) / (highest - middle) if symmetric else (high - low) / (highest - lowest)
@@ -167,20 +166,18 @@ class Emission:
     def add_constant(self, name: str, array: Any) -> str:
         """Add a constant under a fresh name based on ``name``; return the fresh name."""
         fresh = self._names.take(name)
-        self.constants[fresh] = Constant(np.ascontiguousarray(array) if array.ndim else array)
+        self.constants[fresh] = Constant(np.ascontiguousarray(array) if array.ndim else array)  # it makes scalars vectors
         return fresh
 
     def quantize(self, value: str, parameters: Parameters) -> str:
         """Emit QuantizeLinear and DequantizeLinear for a value, once for all readers; return the output."""
         if value not in self._pairs:
             dtype, shape = DType.from_array(parameters.zero_point), getattr(self.function.get_type(value), "shape", None)
-            operands = (
-                self.add_constant(f"{value}_scale", parameters.scale),
-                self.add_constant(f"{value}_zero_point", parameters.zero_point),
-            )
-            integers = self.define(f"{value}_quantized", "QuantizeLinear", (value, *operands), TensorType(dtype, shape))
+            scale = self.add_constant(f"{value}_scale", parameters.scale)
+            zero = self.add_constant(f"{value}_zero_point", parameters.zero_point)
+            integers = self.define(f"{value}_quantized", "QuantizeLinear", (value, scale, zero), TensorType(dtype, shape))
             floats = TensorType(DType.FLOAT32, shape)
-            self._pairs[value] = self.define(f"{value}_dequantized", "DequantizeLinear", (integers, *operands), floats)
+            self._pairs[value] = self.define(f"{value}_dequantized", "DequantizeLinear", (integers, scale, zero), floats)
         return self._pairs[value]
 
     def dequantize(self, name: str, weight: QuantizedWeight, key: tuple[object, ...]) -> str:
@@ -223,9 +220,8 @@ class Emission:
     def quantize_in_call(self, value: str) -> tuple[str, str, str]:
         """Emit DynamicQuantizeLinear for a value, once for all readers; return the names of integers, scale and zero point."""
         if value not in self._dynamic:
-            integers = self.reserve(
-                f"{value}_bytes", TensorType(DType.UINT8, getattr(self.function.get_type(value), "shape", None))
-            )
+            shape = getattr(self.function.get_type(value), "shape", None)
+            integers = self.reserve(f"{value}_bytes", TensorType(DType.UINT8, shape))
             scale = self.reserve(f"{value}_byte_scale", TensorType(DType.FLOAT32, ()))
             zero = self.reserve(f"{value}_byte_zero_point", TensorType(DType.UINT8, ()))
             self._dynamic[value] = integers, scale, zero
@@ -237,9 +233,10 @@ class Emission:
 
         ``quantize`` returns arrays by a suffix for their names. Return the names of the constants, in the same order.
         """
-        key = name, axis = product.inputs[1], find_inner_axis(product)
-        if key not in self._matrices:
+        name, axis = product.inputs[1], find_inner_axis(product)
+        if (name, axis) not in self._matrices:
             matrix = self.function.constants[name].array
             arrays = quantize(matrix.T if axis else matrix)
-            self._matrices[key] = tuple(self.add_constant(f"{name}_{suffix}", array) for suffix, array in arrays.items())
-        return self._matrices[key]
+            constants = tuple(self.add_constant(f"{name}_{suffix}", array) for suffix, array in arrays.items())
+            self._matrices[name, axis] = constants
+        return self._matrices[name, axis]

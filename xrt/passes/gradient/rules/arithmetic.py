@@ -117,7 +117,9 @@ def divide(ctx: RuleContext) -> Gradients:
 @rule("Pow")
 def power(ctx: RuleContext) -> Gradients:
     """d(x^p) = p x^(p-1) dx + x^p log x dp; the first term is 0 at p = 0, the second at x = 0 with p >= 0."""
-    return _differentiate_base(ctx) if ctx.wants(0) else None, _differentiate_exponent(ctx) if ctx.wants(1) else None
+    base_gradient = _differentiate_base(ctx) if ctx.wants(0) else None
+    exponent_gradient = _differentiate_exponent(ctx) if ctx.wants(1) else None
+    return base_gradient, exponent_gradient
 
 
 def _differentiate_base(ctx: RuleContext) -> Tensor:
@@ -131,6 +133,7 @@ def _differentiate_base(ctx: RuleContext) -> Tensor:
         return sum_to(ctx.g * (lower_power * exponent), x)
     p = cast(ctx.input(1), x.dtype)
     is_zero = emit("Equal", p, 0)
+    # For p = 0, x^(p-1) may be infinite, and infinity times 0 would be NaN.
     slope = p * emit("Pow", x, emit("Where", is_zero, 1, p - 1))
     return sum_to(emit("Where", is_zero, 0, ctx.g * slope), x)
 
@@ -362,9 +365,10 @@ def _read_equation(ctx: RuleContext, ranks: Sequence[int]) -> tuple[list[str], s
     subscripts = left.split(",")
     unused_letters = [letter for letter in ascii_letters if letter not in equation]
     # The number of axes that the ellipsis of each operand stands for.
-    counts = [
-        rank - len(indices.replace("...", "")) if "..." in indices else 0 for rank, indices in zip(ranks, subscripts, strict=True)
-    ]
+    counts = [0] * len(ranks)
+    for index, (rank, indices) in enumerate(zip(ranks, subscripts, strict=True)):
+        if "..." in indices:
+            counts[index] = rank - len(indices.replace("...", ""))
     if max(counts) > len(unused_letters):
         ctx.refuse("its equation has more axes than there are letters")
     letters = "".join(unused_letters[: max(counts)])

@@ -130,7 +130,7 @@ def _stack_carried(ctx: RuleContext, values: Sequence[Value]) -> list[Tensor]:
 def _get_end_gradient(ctx: RuleContext, index: int, initial: str) -> Tensor:
     """Get the gradient of output ``index``, a carried value after the last iteration. If it has none, create zeros.
 
-    ``initial`` names the input with the first carried value, which has the shape of the zeros if the node omits the output.
+    If the node omits the output, the zeros have the shape of ``initial``, the carried value before the first iteration.
     """
     gradient = ctx.gradients[index]
     return zeros_like(ctx.tensors[ctx.node.outputs[index] or initial]) if gradient is None else gradient
@@ -145,7 +145,8 @@ def _reshape_scalar(value: Value, scalar: Tensor) -> Tensor:
 @rule("Loop")
 def loop(ctx: RuleContext) -> Gradients:
     """Emit a Loop over the iterations in reverse. Its carried values are the gradients of the node's carried values."""
-    original, initial = ctx.attr("body"), ctx.node.inputs[2:]
+    original: Function = ctx.attr("body")
+    initial = ctx.node.inputs[2:]
     body = prepare_body(ctx.node, original)
     indices = _find_carried(ctx, body, body.inputs[2:], body.outputs[1 : 1 + len(initial)], initial, ())
     captured = [name for name in ctx.node.captures if name in ctx.active]
@@ -162,7 +163,8 @@ def loop(ctx: RuleContext) -> Gradients:
 
     def backward(iteration: Tensor, condition: Tensor, *gradients: Tensor) -> list[Tensor]:
         # The body has run in each of these iterations, so the condition that it received was true.
-        forward_iteration, true = last - iteration, get_builder("a condition").symbol(np.asarray(True))
+        true = get_builder("a condition").symbol(np.asarray(True))
+        forward_iteration = last - iteration
         operands = [_reshape_scalar(body.inputs[0], forward_iteration), _reshape_scalar(body.inputs[1], true)]
         operands += [emit("Gather", stack, forward_iteration) for stack in stacks[1:]]
         output_gradients: list[Tensor | None] = [None] * len(body.outputs)
@@ -204,7 +206,8 @@ def scan(ctx: RuleContext) -> Gradients:
     original, scanned_count = ctx.attr("body"), ctx.attr("num_scan_inputs")
     body = prepare_body(ctx.node, original)
     state_count = len(ctx.node.inputs) - scanned_count
-    initial, captured = ctx.node.inputs[:state_count], [name for name in ctx.node.captures if name in ctx.active]
+    initial = ctx.node.inputs[:state_count]
+    captured = [name for name in ctx.node.captures if name in ctx.active]
     # The inputs that need a gradient, as indices of the node's and the body's inputs.
     scanned_indices = [index for index in range(state_count, len(ctx.node.inputs)) if ctx.wants(index)]
     scanned_names = [body.inputs[index].name for index in scanned_indices]
@@ -219,7 +222,8 @@ def scan(ctx: RuleContext) -> Gradients:
     output_layout = _read_layout(ctx, "output", len(ctx.node.outputs) - state_count)
     stacks = _stack_carried(ctx, original.inputs[:state_count])
     sources = [*(body.inputs[index].name for index in state_indices), *scanned_names, *captured]
-    n_states, n_sources = len(state_indices), len(state_indices) + len(scanned_indices)
+    n_states = len(state_indices)
+    captured_start = n_states + len(scanned_indices)
 
     def backward(*values: Tensor) -> list[Tensor]:
         state_gradients, sums, elements = values[:n_states], values[n_states : len(starts)], values[len(starts) :]
@@ -231,7 +235,7 @@ def scan(ctx: RuleContext) -> Gradients:
             output_gradients[state_count + index] = gradient
         gradients = _differentiate_step(ctx, body, forward_inputs, output_gradients, sources, sums)
         # Of states and captured values, which are carried, then of scanned inputs.
-        return [*gradients[:n_states], *gradients[n_sources:], *gradients[n_states:n_sources]]
+        return [*gradients[:n_states], *gradients[captured_start:], *gradients[n_states:captured_start]]
 
     inputs = [*stacks, *(ctx.input(state_count + index) for index in range(scanned_count)), *(g for _, g in scan_gradients)]
     layout = [*[(0, 0)] * state_count, *input_layout, *(output_layout[index] for index, _ in scan_gradients)]
@@ -240,7 +244,8 @@ def scan(ctx: RuleContext) -> Gradients:
     results: Any = apply("Scan", (*starts, *inputs), attributes, outputs=len(starts) + len(scanned_indices))
     ctx.captured.update(zip(captured, results[n_states : len(starts)], strict=True))
     input_gradients: list[Tensor | None] = [None] * len(ctx.node.inputs)
-    for index, result in zip([*state_indices, *scanned_indices], [*results[:n_states], *results[len(starts) :]], strict=True):
+    of_inputs = [*results[:n_states], *results[len(starts) :]]
+    for index, result in zip([*state_indices, *scanned_indices], of_inputs, strict=True):
         input_gradients[index] = result
     return input_gradients
 

@@ -66,8 +66,9 @@ def crop_to(x: Tensor, like: Tensor, begins: Sequence[int], min_extents: Sequenc
     if all(begin <= extent for begin, extent in zip(begins, min_extents, strict=True)):
         return _pad(x, join_extents(make_vector(*(-begin for begin in begins)), *missing), axes)
     # `x` may end before `begins`, and Pad must not crop more than there is: extend the end, then slice.
-    extended = _pad(x, join_extents(make_vector(*(0,) * len(begins)), *missing), axes)
-    return emit("Slice", extended, make_vector(*begins), make_vector(*(np.iinfo(np.int64).max,) * len(begins)), axes)
+    extended = _pad(x, join_extents(make_vector(*[0] * len(begins)), *missing), axes)
+    to_the_end = [np.iinfo(np.int64).max] * len(begins)
+    return emit("Slice", extended, make_vector(*begins), make_vector(*to_the_end), axes)
 
 
 def _pad(x: Tensor, pads: Any, axes: Any) -> Tensor:
@@ -83,7 +84,7 @@ def differentiate_weights(x: Tensor, g: Tensor, window: Window, group: int) -> T
     """Compute the weights' gradient (M, C / group, ...) from the input (N, C, ...) and the output's gradient (N, M, ...)."""
     is_depthwise = group > 1 and _has_static_extents(x, g, len(window.kernel)) and x.shape[1] == g.shape[1] == group
     if is_depthwise and math.prod(window.kernel) <= MAX_MULTIPLIED_KERNEL_ELEMENTS:
-        return _multiply_elements(x, g, window)
+        return _multiply_elements(x, g, window, group)
     return _convolve_exchanged(x, g, window, group)
 
 
@@ -118,15 +119,8 @@ def _convolve_exchanged(x: Tensor, g: Tensor, window: Window, group: int) -> Ten
     needs_crop = unread is None or any(count > end for count, end in zip(unread, window.ends, strict=True))
     if unread is not None and not needs_crop:
         ends = [end - count for count, end in zip(unread, window.ends, strict=True)]
-    gradient = emit(
-        "Conv",
-        images,
-        transpose(g, exchanged),
-        group=group,
-        strides=window.dilations,
-        dilations=window.strides,
-        pads=(*window.begins, *ends),
-    )
+    options: dict[str, Any] = {"group": group, "strides": window.dilations, "dilations": window.strides}
+    gradient = emit("Conv", images, transpose(g, exchanged), pads=(*window.begins, *ends), **options)
     if needs_crop:
         kernel = make_vector(*window.kernel)
         gradient = emit("Slice", gradient, np.zeros_like(kernel), kernel, make_vector(*spatial))
@@ -143,12 +137,12 @@ def _count_unread(x: Tensor, g: Tensor, window: Window) -> list[int] | None:
     ]
 
 
-def _multiply_elements(x: Tensor, g: Tensor, window: Window) -> Tensor:
+def _multiply_elements(x: Tensor, g: Tensor, window: Window, channels: int) -> Tensor:
     """Compute the weight gradient of a depthwise kernel: per kernel element, the sum of the elements that it reads times `g`."""
     axes = [0, *range(2, 2 + len(window.kernel))]
     sums = [emit("Unsqueeze", reduce_sum(emit("Mul", part, g), axes), make_vector(1)) for part in _cut_windows(x, g, window)]
     joined = sums[0] if len(sums) == 1 else emit("Concat", *sums, axis=1)
-    return emit("Reshape", joined, make_vector(int(g.shape[1] or 0), 1, *window.kernel))
+    return emit("Reshape", joined, make_vector(channels, 1, *window.kernel))
 
 
 def _cut_windows(x: Tensor, g: Tensor, window: Window) -> list[Tensor]:
@@ -190,7 +184,8 @@ def convolve_transposed(ctx: RuleContext) -> Gradients:
 def _read_kernel(ctx: RuleContext, weights: Tensor) -> tuple[int, ...]:
     """Read the spatial extents of the kernel from the attribute or from the shape of the weights."""
     attribute = ctx.attr("kernel_shape")
-    extents = tuple(attribute) if attribute else weights.tensor_type.shape and weights.shape[2:]
+    shape = weights.tensor_type.shape or ()
+    extents = tuple(attribute) if attribute else shape[2:]
     if not extents or not all(isinstance(size, int) for size in extents):
         ctx.refuse("the extents of its kernel are not known; bind the symbolic ones first")
     return tuple(int(size) for size in extents if isinstance(size, int))
@@ -233,7 +228,8 @@ def _read_transposed_window(ctx: RuleContext, kernel: Sequence[int]) -> Window:
     if len(sizes) != len(kernel):
         ctx.refuse("its padding follows from its extents, which are not known; bind the symbolic ones first")
     full_extents = [(size - 1) * stride + span for size, stride, span in zip(sizes, window.strides, window.spans, strict=True)]
-    trims, extra = compute_padding_trims(ctx.node, window, full_extents, sizes), ctx.attr("output_padding") or (0,) * len(sizes)
+    trims = compute_padding_trims(ctx.node, window, full_extents, sizes)
+    extra = ctx.attr("output_padding") or (0,) * len(sizes)
     ends = (padding - trim for padding, trim in zip(extra, trims[len(sizes) :], strict=True))
     return replace(window, begins=tuple(-trim for trim in trims[: len(sizes)]), ends=tuple(ends))
 
@@ -298,7 +294,8 @@ def _count_elements(ctx: RuleContext, window: Window, axis: int, is_padding_coun
 
 def _spread_windows(g: Tensor, like: Tensor, window: Window) -> Tensor:
     """Sum for each input element the gradients of the windows that contain it."""
-    channels = like.tensor_type.shape and like.shape[1]
+    shape = like.tensor_type.shape
+    channels = shape[1] if shape else None
     options: dict[str, Any] = {"strides": window.strides, "dilations": window.dilations}
     if isinstance(channels, int):
         ones: Any = np.ones((channels, 1, *window.kernel), g.dtype.numpy)

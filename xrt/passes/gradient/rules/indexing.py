@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 @rule("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 def reshape_back(ctx: RuleContext) -> Gradients:
-    """Reshape the gradient to the input."""
     return (reshape_to(ctx.g, ctx.x),)
 
 
@@ -50,7 +49,6 @@ def transpose_back(ctx: RuleContext) -> Gradients:
 
 @rule("Expand")
 def sum_copies(ctx: RuleContext) -> Gradients:
-    """Sum over the broadcast copies."""
     return (sum_to(ctx.g, ctx.x),)
 
 
@@ -68,14 +66,12 @@ def sum_tiles(ctx: RuleContext) -> Gradients:
 
 @rule("Concat")
 def split_gradient(ctx: RuleContext) -> Gradients:
-    """Split the gradient."""
     axis, operands = ctx.attr("axis"), [ctx.input(i) for i in range(len(ctx.node.inputs))]
     return split(ctx.g, join_extents(*(get_extent(operand, axis) for operand in operands)), axis, len(operands))
 
 
 @rule("Split")
 def concatenate_gradients(ctx: RuleContext) -> Gradients:
-    """Concatenate the gradients."""
     if "" in ctx.node.outputs:
         ctx.refuse("it omits an output, and the rule needs all of them")
     parts = [ctx.gradient(index) for index in range(len(ctx.node.outputs))]
@@ -117,7 +113,9 @@ def _find_static_pads(ctx: RuleContext) -> list[int] | None:
     if shape is None or starts is None or ends is None:
         return None
     axes, steps = ctx.constant(3), ctx.constant(4)
-    if (ctx.optional(3) is not None and axes is None) or (ctx.optional(4) is not None and steps is None):
+    has_computed_axes = ctx.optional(3) is not None and axes is None
+    has_computed_steps = ctx.optional(4) is not None and steps is None
+    if has_computed_axes or has_computed_steps:
         return None
     before, after = [0] * len(shape), [0] * len(shape)
     axis_list = range(len(starts)) if axes is None else axes.tolist()
@@ -156,14 +154,13 @@ def reverse_back(ctx: RuleContext) -> Gradients:
 
 @rule("Trilu")
 def keep_triangle(ctx: RuleContext) -> Gradients:
-    """Keep the same triangle of the gradient."""
     diagonal = ctx.optional(1)
-    return (emit("Trilu", ctx.g, *(() if diagonal is None else (diagonal,)), upper=ctx.attr("upper", 1)),)
+    operands = (ctx.g,) if diagonal is None else (ctx.g, diagonal)
+    return (emit("Trilu", *operands, upper=ctx.attr("upper", 1)),)
 
 
 @rule("Compress")
 def scatter_compressed(ctx: RuleContext) -> Gradients:
-    """Scatter the gradient to the positions of the kept elements."""
     axis = ctx.attr("axis")
     return (_sum_sources(ctx, lambda indices: emit("Compress", indices, ctx.input(1), axis=axis)),)
 
@@ -208,7 +205,7 @@ def gather(ctx: RuleContext) -> Gradients:
     moved = shape[order] if isinstance(shape, np.ndarray) else emit("Gather", shape, np.asarray(order, np.int64))
     base = make_zeros(moved, ctx.x.dtype)
     scattered = emit("ScatterND", base, add_axes(ctx.input(1).astype("int64"), index_rank), rows, reduction="add")
-    return (transpose(scattered, np.argsort(order).tolist()),)
+    return (transpose(scattered, np.argsort(order).tolist()),)  # the inverse of ``order``
 
 
 def _invert_constant_gather(ctx: RuleContext, axis: int) -> Tensor | None:
@@ -232,14 +229,12 @@ def _invert_constant_gather(ctx: RuleContext, axis: int) -> Tensor | None:
 
 @rule("GatherElements")
 def gather_elements(ctx: RuleContext) -> Gradients:
-    """Scatter-add the gradients of the elements."""
     axis = ctx.attr("axis", 0)
     return (emit("ScatterElements", zeros_like(ctx.x), ctx.input(1), ctx.g, axis=axis, reduction="add"),)
 
 
 @rule("GatherND")
 def gather_slices(ctx: RuleContext) -> Gradients:
-    """Scatter-add the gradients of the slices."""
     batch = ctx.attr("batch_dims", 0)
     if batch == 0:
         return (emit("ScatterND", zeros_like(ctx.x), ctx.input(1), ctx.g, reduction="add"),)
@@ -293,7 +288,8 @@ def resize(ctx: RuleContext) -> Gradients:
         ctx.refuse("it resizes a crop (tf_crop_and_resize), for which there is no rule; cut the crop out by Slice")
     if ctx.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
         ctx.refuse("it keeps the aspect ratio (keep_aspect_ratio_policy); pass the resulting sizes with the policy 'stretch'")
-    rank, (shape, target) = ctx.rank(ctx.x), (ctx.x.tensor_type.shape, ctx.y.tensor_type.shape)
+    rank = ctx.rank(ctx.x)
+    shape, target = ctx.x.tensor_type.shape, ctx.y.tensor_type.shape
     axes = [axis % rank for axis in ctx.attr("axes") or range(rank)]
     scales, sizes = ctx.constant(2), ctx.constant(3)
     gradient = ctx.g
@@ -307,7 +303,7 @@ def resize(ctx: RuleContext) -> Gradients:
         # Multiply this axis of the gradient by the transposed matrix. MatMul multiplies the last axis, so move it there.
         order = [*(other for other in range(rank) if other != axis), axis]
         product = emit("MatMul", transpose(gradient, order), _compute_weights(ctx, size, result, scale))
-        gradient = transpose(product, np.argsort(order).tolist())
+        gradient = transpose(product, np.argsort(order).tolist())  # the inverse of ``order``
     return (gradient,)
 
 

@@ -39,7 +39,8 @@ def normalize_batch(ctx: RuleContext) -> Gradients:
 
     Batch statistics: dx = r s (g - mean(g) - n mean(g n)) with normalized input n, scale s and r = 1 / sqrt(var + epsilon).
     """
-    x, dtype, axes = ctx.x, ctx.x.dtype, [0, *range(2, ctx.rank(ctx.x))]
+    x, dtype = ctx.x, ctx.x.dtype
+    axes = [0, *range(2, ctx.rank(x))]
     scale, epsilon = _per_channel(ctx.input(1), x, dtype), ctx.attr("epsilon", 1e-5)
     is_training = ctx.attr("training_mode", 0) == 1
     if is_training:
@@ -81,7 +82,8 @@ def _differentiate_batch_input(ctx: RuleContext, normal: Tensor, centered: Tenso
 def normalize_layer(ctx: RuleContext) -> Gradients:
     """Rule for y = s n + b, n = (x - mean) r: dx = r (h - mean(h) - n mean(h n)) with h = s g, in the stash type."""
     rank = ctx.rank(ctx.x)
-    axes, stash = list(range(ctx.attr("axis", -1) % rank, rank)), DType.from_onnx(ctx.attr("stash_type", 1))
+    axes = list(range(ctx.attr("axis", -1) % rank, rank))
+    stash = DType.from_onnx(ctx.attr("stash_type", 1))
     x, g, scale = cast(ctx.x, stash), cast(ctx.g, stash), ctx.input(1)
     extents = tuple(1 if axis in axes else extent for axis, extent in enumerate(x.tensor_type.shape or ()))
     mean, inverse = (ctx.output(index, TensorType(stash, extents)) for index in (1, 2))
@@ -210,12 +212,6 @@ def sum_up(ctx: RuleContext) -> Gradients:
 @rule("TopK")
 def choose_largest(ctx: RuleContext) -> Gradients:
     """The gradients go to the indices of the selected elements."""
-    gradient = emit(
-        "ScatterElements",
-        zeros_like(ctx.x),
-        ctx.output(1, TensorType(DType.INT64, ctx.y.tensor_type.shape)),
-        ctx.g,
-        axis=ctx.attr("axis", -1),
-        reduction="add",
-    )
-    return (gradient,)
+    zeros = zeros_like(ctx.x)
+    indices = ctx.output(1, TensorType(DType.INT64, ctx.y.tensor_type.shape))
+    return (emit("ScatterElements", zeros, indices, ctx.g, axis=ctx.attr("axis", -1), reduction="add"),)

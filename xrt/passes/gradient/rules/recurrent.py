@@ -54,7 +54,8 @@ DEFINITIONS.update(dict.fromkeys(_GATE_COUNTS, define_layer))
 
 def _split_directions(ctx: RuleContext) -> Gradients:
     """Emit one time-first layer per direction, and join the outputs of these layers."""
-    op, direction, is_batch_first = ctx.node.op, ctx.attr("direction", "forward"), ctx.attr("layout", 0) == 1
+    op, direction = ctx.node.op, ctx.attr("direction", "forward")
+    is_batch_first = ctx.attr("layout", 0) == 1
     directions = ("forward", "reverse") if direction == "bidirectional" else (direction,)
 
     def swap_batch_and_time(x: Tensor) -> Tensor:
@@ -72,7 +73,8 @@ def _split_directions(ctx: RuleContext) -> Gradients:
             x = swap_batch_and_time(x)
         layer_inputs.append(split(x, make_vector(*[1] * len(directions)), 0, len(directions)))
     shared_attributes = {a.name: a.value for a in ctx.node.attributes if a.name not in ("layout", "direction", "activations")}
-    activations, count = ctx.attr("activations"), len(_DEFAULT_ACTIVATIONS[op])
+    activations = ctx.attr("activations")
+    count = len(_DEFAULT_ACTIVATIONS[op])  # per direction
     layers: list[Any] = []
     for index, layer_direction in enumerate(directions):
         attributes = {**shared_attributes, "direction": layer_direction}
@@ -80,11 +82,12 @@ def _split_directions(ctx: RuleContext) -> Gradients:
             attributes["activations"] = activations[index * count : (index + 1) * count]
         inputs = [operands[index] for operands in layer_inputs]
         layers.append(apply(op, inputs, attributes, outputs=1 + _STATE_COUNTS[op]))
-    # The axis of the directions is 1 in the sequence of outputs (time, directions, batch, hidden), and 0 in the last states.
-    sequence, *last_states = (
-        parts[0] if len(parts) == 1 else emit("Concat", *parts, axis=0 if index else 1)
-        for index, parts in enumerate(zip(*layers, strict=True))
-    )
+    joined = []
+    for index, parts in enumerate(zip(*layers, strict=True)):
+        # The axis of the directions is 1 in the sequence of outputs (time, directions, batch, hidden), and 0 in the last states.
+        axis = 1 if index == 0 else 0
+        joined.append(parts[0] if len(parts) == 1 else emit("Concat", *parts, axis=axis))
+    sequence, *last_states = joined
     if is_batch_first:
         sequence = transpose(sequence, [2, 0, 1, 3])
     return sequence, *map(swap_batch_and_time, last_states)
@@ -151,7 +154,8 @@ def _define_direction(ctx: RuleContext) -> Gradients:
     zeros = make_zeros(join_extents(get_extent(ctx.x, 1), make_vector(hidden)), ctx.x.dtype)
     initial_states = [ctx.optional(_STATES + k) for k in range(_STATE_COUNTS[op])]
     states = [zeros if state is None else _squeeze(state) for state in initial_states]
-    count, scanned = len(states), [inputs]
+    count = len(states)
+    scanned = [inputs]
     if lengths is not None:
         # As ONNX defines it, an empty sequence ends with states of zero, not with its initial states.
         is_empty = emit("Unsqueeze", emit("Equal", lengths, np.asarray(0, np.int32)), make_vector(1))
@@ -170,7 +174,7 @@ def _define_direction(ctx: RuleContext) -> Gradients:
         return [*next_states, emit("Where", alive, new[0], 0)]
 
     # The outputs of the steps are in the order of the sequence, also if the Scan runs backwards (direction 1).
-    direction = int(ctx.attr("direction", "forward") == "reverse")
+    direction = 1 if ctx.attr("direction", "forward") == "reverse" else 0
     attributes = {
         "body": body,
         "num_scan_inputs": len(scanned),
@@ -187,7 +191,9 @@ def _make_cell(ctx: RuleContext, hidden: int) -> tuple[_Cell, Tensor]:
     The second result is (time, batch, gates * hidden).
     """
     weights, recurrent = (transpose(_squeeze(ctx.input(k)), [1, 0]) for k in (1, 2))
-    inputs, bias, peepholes, candidate_bias = emit("MatMul", ctx.x, weights), ctx.optional(3), ctx.optional(_PEEPHOLES), None
+    inputs = emit("MatMul", ctx.x, weights)
+    bias, peepholes = ctx.optional(3), ctx.optional(_PEEPHOLES)
+    candidate_bias = None
     if bias is not None:
         input_bias, state_bias = split(_squeeze(bias), None, -1, 2)
         if ctx.attr("linear_before_reset"):
@@ -198,7 +204,8 @@ def _make_cell(ctx: RuleContext, hidden: int) -> tuple[_Cell, Tensor]:
     # The weights are split outside of the Scan, so that no step copies them.
     sizes = (2 * hidden, hidden) if ctx.node.op == "GRU" else (_GATE_COUNTS[ctx.node.op] * hidden,)
     recurrent_parts = split(recurrent, make_vector(*sizes), -1, len(sizes))
-    names, limit = ctx.attr("activations") or _DEFAULT_ACTIVATIONS[ctx.node.op], ctx.attr("clip")
+    names = ctx.attr("activations") or _DEFAULT_ACTIVATIONS[ctx.node.op]
+    limit = ctx.attr("clip")
     # The last activation of an LSTM reads the cell state, which no engine clips: only sums of products are clipped.
     activations = [_make_activation(ctx, name, None if index == 2 else limit) for index, name in enumerate(names)]
     peephole_parts = () if peepholes is None else tuple(split(_squeeze(peepholes), None, -1, 3))
@@ -214,7 +221,7 @@ def _make_activation(ctx: RuleContext, name: str, limit: float | None) -> Callab
         ctx.refuse(f"its activation {name!r} has parameters, or is not one of {', '.join(_SUPPORTED_ACTIVATIONS)}")
 
     def activate(x: Tensor) -> Tensor:
-        clipped = x if not limit else emit("Clip", x, -limit, limit)
+        clipped = emit("Clip", x, -limit, limit) if limit else x
         return emit(supported[name.lower()], clipped)
 
     return activate
