@@ -95,9 +95,6 @@ def tolerance_for(dtype: Any, scope: Scope = "operator") -> Tolerance:
     return Tolerance(rtol, _FLOOR[name], peak)
 
 
-# ---------------------------------------------------------------------- ties
-
-
 class Ambiguity(Protocol):
     """Decides which differences in the result of a discontinuous operator are ties: two results that are equally valid."""
 
@@ -155,7 +152,8 @@ class IndexAmbiguity:
         # ArgMax with keepdims=0 removes the axis.
         has_axis = actual.ndim == values.ndim
         if not has_axis:
-            indices, expected_indices = np.expand_dims(indices, self.axis), np.expand_dims(expected_indices, self.axis)
+            indices = np.expand_dims(indices, self.axis)
+            expected_indices = np.expand_dims(expected_indices, self.axis)
         inside = (indices >= 0) & (indices < values.shape[self.axis])
         actual_values = np.take_along_axis(values, np.where(inside, indices, 0), self.axis)
         expected_values = np.take_along_axis(values, expected_indices, self.axis)
@@ -171,9 +169,6 @@ def _mark_repeats(indices: Array, axis: int) -> Array:
     ordered = np.sort(indices, axis=axis)
     has_repeats = np.any(np.diff(ordered, axis=axis) == 0, axis=axis, keepdims=True)
     return np.broadcast_to(has_repeats, indices.shape)
-
-
-# ---------------------------------------------------------------------- the comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,10 +328,14 @@ def _compare_floats(actual: Array, expected: Array, tolerance: Tolerance, ties: 
         same &= (np.signbit(wide_actual) == np.signbit(wide_expected)) | np.isnan(wide_actual)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         gap = np.abs(wide_actual - wide_expected)
-        gap = np.where(same, 0.0, np.where(np.isfinite(wide_expected) & np.isfinite(wide_actual), gap, np.inf))
+        is_finite = np.isfinite(wide_expected) & np.isfinite(wide_actual)
+        gap = np.where(same, 0.0, np.where(is_finite, gap, np.inf))
         relative = np.where(same | (wide_expected == 0), 0.0, gap / np.abs(wide_expected))
     relative = np.where(np.isnan(relative), np.inf, relative)
-    wrong = ~same & ((gap > tolerance.compute_bound(wide_expected)) | np.isinf(gap) | tolerance.signed_zeros)
+    if tolerance.signed_zeros:  # the gap between -0.0 and 0.0 is 0
+        wrong = ~same
+    else:
+        wrong = ~same & ((gap > tolerance.compute_bound(wide_expected)) | np.isinf(gap))
     if ties is not None and wrong.any():
         wrong = wrong & ~ties.admits(actual, expected)
     return _report(actual, expected, gap, relative, wrong, name, f"beyond {_format_tolerance(tolerance)}")

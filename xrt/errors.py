@@ -1,6 +1,6 @@
-"""All errors and warnings of XRT; docs/reference/errors.md shows them as a tree.
+"""All errors and warnings of XRT; docs/reference/errors.md shows the tree of classes.
 
-A message states the request, the cause and the remedy, with the object and the most similar names.
+Each message states what was requested, why it failed and what to do. For an unknown name it suggests the most similar one.
 """
 
 from __future__ import annotations

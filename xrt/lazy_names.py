@@ -21,7 +21,8 @@ def load_lazily(package: str) -> tuple[list[str], Callable[[str], Any], Callable
     module = sys.modules[package]
     # Parse the source instead of executing the block, because its imports must not happen yet.
     source: str = module.__loader__.get_source(package)  # type: ignore[union-attr]  # every loader of source files has it
-    block = re.split(r"\n(?=\S)", source.partition("\nif TYPE_CHECKING:\n")[2], maxsplit=1)[0]
+    _, _, rest = source.partition("\nif TYPE_CHECKING:\n")
+    block, *_ = re.split(r"\n(?=\S)", rest, maxsplit=1)  # up to the next line that is not indented
     sources = {alias: (path, name) for path, names in _IMPORT.findall(block) for name, alias in _NAME.findall(names)}
 
     def load(alias: str) -> Any:

@@ -36,7 +36,8 @@ class TerminalLine:
 
     def show(self, text: str) -> None:
         width = shutil.get_terminal_size().columns - 1
-        self._write(ERASE_LINE + (text if len(text) <= width else f"{text[: width - 3]}..."))
+        shown_text = text if len(text) <= width else f"{text[: width - 3]}..."
+        self._write(f"{ERASE_LINE}{shown_text}")
 
     def close(self, last: str) -> None:
         self._write(ERASE_LINE)
@@ -74,7 +75,8 @@ class ProgressLine:
     def __init__(self, display: Any, title: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._display, self._title, self._clock = display, title, clock
         self._start = clock()
-        self._stage = self._shown_text = ""
+        self._stage = ""
+        self._shown_text = ""
 
     def set_stage(self, stage: str) -> None:
         """Set the text of the current stage; the next `tick` shows it."""
@@ -92,7 +94,6 @@ class ProgressLine:
             self._shown_text = text
 
     def close(self) -> None:
-        """Remove the line if it was shown."""
         if self._shown_text:
             self._display.close(_replace_control_characters(f"xrt: {self._title} took {self._clock() - self._start:.1f} s"))
 
@@ -127,7 +128,6 @@ def claim_display() -> bool:
 
 
 def release_display() -> None:
-    """Release the display after a successful `claim_display`."""
     _display_lock.release()
 
 

@@ -38,10 +38,11 @@ class BenchWorker:
     def __init__(self, job: Job) -> None:
         self._job = job
         # Libraries read these when they are loaded, so that they must be set before the process starts.
-        variables = (*_THREAD_VARIABLES, *(variable for name in names() for variable in find_declaration(name).thread_variables))
+        variables = list(_THREAD_VARIABLES)
+        for name in names():
+            variables += find_declaration(name).thread_variables
         self._process = WorkerProcess("xrt.bench.job_server:main", environment=dict.fromkeys(variables, str(job.threads)))
         self.results: list[Any] = []
-        """Results of the first call."""
 
     def __enter__(self) -> Self:
         return self
@@ -50,15 +51,12 @@ class BenchWorker:
         self.close()
 
     def start(self, timeout: float) -> StartupReport | JobFailure:
-        """Compile the model, call it once and warm up, within ``timeout`` seconds."""
         return self._ask({"do": "start", "job": msgspec.to_builtins(self._job)}, StartupReport, timeout)
 
     def turn(self, timeout: float) -> float | JobFailure:
-        """Run one turn, a number of consecutive calls; return the mean seconds per call."""
         return self._ask({"do": "turn"}, float, timeout)
 
     def profile(self, timeout: float) -> MeanCall | JobFailure:
-        """Measure the mean time that a call spends in each region."""
         return self._ask({"do": "profile"}, MeanCall, timeout)
 
     def _ask(self, message: dict[str, Any], response_type: type[T], timeout: float) -> T | JobFailure:
@@ -76,7 +74,6 @@ class BenchWorker:
         return msgspec.convert(response["answer"], response_type)
 
     def close(self) -> None:
-        """End the process, by force if necessary."""
         self._process.close()
 
 
@@ -137,9 +134,10 @@ def _compare(
         runners = []
         for candidate in candidates:
             worker = stack.enter_context(BenchWorker(Job(subject, candidate, threads, settings)))
-            runners.append(_Runner(candidate, worker))
+            runner = _Runner(candidate, worker)
+            runners.append(runner)
             progress(f"{group.title}: {candidate} alone")
-            _start_runner(runners[-1], expected, settings)
+            _start_runner(runner, expected, settings)
         _take_turns(runners, settings, lambda turn: progress(f"{group.title}: round {turn + 1} of {settings.rounds}"))
         for runner in runners:
             if runner.runs:
@@ -159,11 +157,12 @@ def _check_results(results: list[Any], expected: list[Any] | str) -> Agreement:
         tolerance = tolerance_for(reference.dtype, "network") if isinstance(reference, np.ndarray) else None
         checks.append(compare_all([result], [reference], tolerance))
     message = next((check.message for check in checks if not check), "")
-    return Agreement(message, max((c.absolute for c in checks), default=0.0), max((c.relative for c in checks), default=0.0))
+    absolute = max((check.absolute for check in checks), default=0.0)
+    relative = max((check.relative for check in checks), default=0.0)
+    return Agreement(message, absolute, relative)
 
 
 def _start_runner(runner: _Runner, expected: list[Any] | str, settings: BenchOptions) -> None:
-    """Start a candidate and check its first results; if it fails, record the reason and end its process."""
     response = runner.worker.start(settings.limit_seconds)
     if isinstance(response, JobFailure):
         runner.reason = response.reason
@@ -180,8 +179,9 @@ def _take_turns(runners: Sequence[_Runner], settings: BenchOptions, progress: Ca
     remaining = {id(runner): settings.limit_seconds for runner in runners if runner.runs}
     for turn in range(settings.rounds):
         progress(turn)
+        active = [runner for runner in runners if remaining.get(id(runner), 0) > 0]
         # Rotating the order spreads drift of the machine over all candidates.
-        for runner in rotate([r for r in runners if remaining.get(id(r), 0) > 0], turn):
+        for runner in rotate(active, turn):
             response = runner.worker.turn(settings.limit_seconds)
             if isinstance(response, JobFailure):
                 runner.reason, remaining[id(runner)] = response.reason, 0.0

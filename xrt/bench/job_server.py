@@ -69,7 +69,6 @@ class StartupReport:
     import_seconds: float
     compile_seconds: float
     first_seconds: float
-    """The first call after the compile."""
     warm_calls: int
     steady: bool
     alone_seconds: float
@@ -87,8 +86,6 @@ class StartupReport:
 
 @dataclass(frozen=True, slots=True)
 class JobFailure:
-    """Why a candidate cannot continue."""
-
     reason: str
 
 
@@ -123,7 +120,6 @@ class _PreparedCandidate:
     options: RunOptions | None
     """Options of each call; None on the CPU, where passing options would make a small call slower."""
     repeats: int = 1
-    """Calls of a turn."""
 
     def call(self) -> Any:
         return self.module(*self.values, options=self.options)

@@ -63,7 +63,6 @@ class ReportRow:
     ratio: RatioInterval | None = None
     """Ratio of this candidate's median to the fastest one's, over the rounds that both ran; with 95 % interval."""
     timeline: views.MeanCall | None = None
-    """Time per region of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class Group:
     @property
     def title(self) -> str:
         batch = "" if self.batch is None else f", batch {self.batch}"
-        return f"{self.model}{batch}, {self.threads} thread{'s' * (self.threads != 1)}"
+        return f"{self.model}{batch}, {views.format_count(self.threads, 'thread')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,6 @@ class BenchReport:
     groups: tuple[Group, ...]
     date: str = ""
     command: str = ""
-    """The command line, if there was one."""
 
     @property
     def agrees(self) -> bool:
@@ -99,9 +97,12 @@ class BenchReport:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Versions of the engines that ran, by spec."""
-        started = [row for group in self.groups for row in group.rows if row.start]
-        return {e: v for row in started if row.start for e, v in zip(row.start.engines, row.start.versions, strict=True)}
+        versions: dict[str, str] = {}
+        for group in self.groups:
+            for row in group.rows:
+                if row.start:
+                    versions.update(zip(row.start.engines, row.start.versions, strict=True))
+        return versions
 
     def _repr_html_(self) -> str:
         # Without links, which would point to other cells of the notebook.
@@ -158,7 +159,8 @@ def read_peak_memory() -> int:
     From /proc where it exists, since Linux's ``ru_maxrss`` includes the parent's memory at the time of the fork.
     """
     status = Path("/proc/self/status")
-    for line in status.read_text(encoding="ascii").splitlines() if status.exists() else ():
+    lines = status.read_text(encoding="ascii").splitlines() if status.exists() else []
+    for line in lines:
         if line.startswith("VmHWM"):
             return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -278,7 +280,7 @@ def _make_bar(row: ReportRow) -> views.Bar:
 def _list_figures(row: ReportRow) -> tuple[Any, ...]:
     head = str(row.candidate), {"text": row.verdict, "verdict": row.verdict.replace(" ", "-")}
     if row.start is None or row.median_seconds is None:
-        return *head, *[""] * (len(FIGURES) - 2)
+        return *head, *[""] * (len(FIGURES) - len(head))
     times = views.format_seconds_interval(row.median_seconds, row.interval), views.format_ratio_interval(row.ratio)
     agreement = row.agreement
     if agreement is None:
@@ -287,7 +289,6 @@ def _list_figures(row: ReportRow) -> tuple[Any, ...]:
 
 
 def _list_costs(row: ReportRow) -> tuple[Any, ...]:
-    """List the cells of the columns `COSTS` for a candidate that was timed."""
     start = row.start
     assert start is not None
     return (

@@ -85,7 +85,6 @@ class BenchTarget:
 
 
 def _parse_size(part: str, text: str) -> tuple[str, int]:
-    """Parse ``layers=2`` to a name and a size; ``text`` is for error messages."""
     name, equals, size = (piece.strip() for piece in part.partition("="))
     if not equals or not size.isdecimal():
         raise OptionError(f"a model's size is written NAME=NUMBER, such as layers=2; got {part.strip()!r} in {text!r}")
@@ -117,19 +116,21 @@ def name_batch(function: Function) -> Function:
     Return the function unchanged if another axis has the name ``batch``, as in some sequence models.
     """
     shapes = _shapes(function)
-    if any(BATCH in shape[1:] for shape in shapes) or all(shape[:1] != (None,) for shape in shapes):
+    is_name_taken = any(BATCH in shape[1:] for shape in shapes)
+    if is_name_taken or all(shape[:1] != (None,) for shape in shapes):
         return function
-    inputs = [
-        Value(value.name, type_.with_shape((BATCH, *type_.shape[1:])))
-        if isinstance(type_ := value.type, TensorType) and type_.shape and type_.shape[0] is None
-        else value
-        for value in function.inputs
-    ]
+    inputs = []
+    for value in function.inputs:
+        type_ = value.type
+        if isinstance(type_, TensorType) and type_.shape and type_.shape[0] is None:
+            inputs.append(Value(value.name, type_.with_shape((BATCH, *type_.shape[1:]))))
+        else:
+            inputs.append(value)
     return function.replace(inputs=tuple(inputs))
 
 
 def find_batch_dim(function: Function, batch: int) -> str | None:
-    """Find the name of the batch dim: the first dim of the first input with a shape. None if this is already ``batch``.
+    """Find the name of the batch dim: the first dim of the first input with a shape. None if that dim is the number ``batch``.
 
     Raises ModelError if the dim has another fixed size.
     """
@@ -150,7 +151,6 @@ def set_shapes(function: Function, arrays: Mapping[str, Any]) -> Function:
 
 
 def from_files(files: Sequence[str], function: Function) -> dict[str, Any]:
-    """Read input values by name from files, given as strings such as ``x=x.npy`` and ``all.npz``."""
     return {name: value for name, (_, value) in read_input_files(files, function).items()}
 
 
@@ -174,8 +174,10 @@ def read_input_files(files: Sequence[str], function: Function) -> dict[str, tupl
 
 
 def _with_batch(function: Function, batch: int | None) -> Function:
-    name = None if batch is None else find_batch_dim(function, batch)
-    return function if batch is None or name is None else set_dims(function, {name: batch})
+    if batch is None:
+        return function
+    name = find_batch_dim(function, batch)
+    return function if name is None else set_dims(function, {name: batch})
 
 
 def _shapes(function: Function) -> list[tuple[int | str | None, ...]]:
@@ -204,30 +206,31 @@ class BenchCandidate:
             raise OptionError(
                 f"the candidate {text!r} has an empty pin; write it like 'tvm,ort with Conv|MatMul=ort; Softmax!=tvm'"
             )
-        # Checked here, because the pins of a module would be checked only in the candidate's process.
         candidate = cls(tuple(engine.strip() for engine in engines), tuple(pins))
-        candidate._check_pins()
+        # Checked here, because the pins of a module would be checked only in the candidate's process.
+        accepted = {*candidate.engines, *candidate.names}
+        for pin in pins:
+            engine = Pin.parse(pin).engine
+            if engine not in accepted and candidate.engines != (AUTO,):
+                raise OptionError(
+                    f"pin {pin!r} names engine {engine!r}, which is not in the list: {', '.join(candidate.engines)}"
+                )
         return candidate
-
-    def _check_pins(self) -> None:
-        accepted = {*self.engines, *self.names}
-        for text in self.pins:
-            if (engine := Pin.parse(text).engine) not in accepted and self.engines != (AUTO,):
-                raise OptionError(f"pin {text!r} names engine {engine!r}, which is not in the list: {', '.join(self.engines)}")
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the engines without options."""
-        return tuple(parse_spec(engine)[0] for engine in self.engines)
+        return tuple(name for name, _ in map(parse_spec, self.engines))
 
     def select_devices(self, devices: Mapping[str, str]) -> dict[str, str]:
         """Select the entries of ``devices`` (engine name or spec to device) for engines of the candidate; for `AUTO`, all."""
-        return {name: device for name, device in devices.items() if AUTO in self.engines or name in {*self.engines, *self.names}}
+        accepted = {*self.engines, *self.names}
+        return {name: device for name, device in devices.items() if AUTO in self.engines or name in accepted}
 
     @property
     def precision(self) -> str:
         """The precisions that the engines' options set, as text; ``fp32`` if none does."""
-        return ", ".join(dict.fromkeys(str(parse_spec(engine)[1].get("precision", "fp32")) for engine in self.engines))
+        precisions = [str(options.get("precision", "fp32")) for _, options in map(parse_spec, self.engines)]
+        return ", ".join(dict.fromkeys(precisions))
 
     def __str__(self) -> str:
         spec_list = ",".join(self.engines)

@@ -308,14 +308,16 @@ class Builder:
             raise ModelError(f"a constant must be an array or a number; got {type(value).__name__} {value!r}")
         # One array object used several times becomes one constant.
         if name is None and id(value) in self._shared:
-            return self._shared[id(value)][0]
+            shared, _ = self._shared[id(value)]
+            return shared
         is_writable = isinstance(value, np.ndarray) and value.flags.writeable
         constant = value if isinstance(value, Constant) else Constant(value.copy() if is_writable else value)
         # Named constants are not shared, so that each keeps its name.
         is_small = name is None and constant.array.size <= MAX_SHARED_ELEMENTS and id(value) not in self._hints
         key: object = constant if is_small else id(value)
         if is_small and key in self._shared:
-            return self._shared[key][0]
+            shared, _ = self._shared[key]
+            return shared
         if name is not None:
             full_name = self._reserve_explicit(name)
         elif (hint := self._hints.get(id(value))) is not None:
@@ -440,10 +442,12 @@ class Builder:
         hints = _name_parameters(title, body, inputs)
         child = Builder(title, inference=self.inference, outer=self)
         with child:
-            parameters = zip(hints, inputs, strict=True)
-            result = body(*(child._input(self.names.take(hint), type_) for hint, (_, type_) in parameters))
+            types = [type_ for _, type_ in inputs]
+            parameters = [child._input(self.names.take(hint), type_) for hint, type_ in zip(hints, types, strict=True)]
+            result = body(*parameters)
             is_single = not isinstance(result, tuple | list)
-            for value in (result,) if is_single else result:
+            results = [result] if is_single else result
+            for value in results:
                 child.output(value)
         return child.function(), is_single
 

@@ -52,9 +52,6 @@ def _check_opset(symbol: str) -> None:
         )
 
 
-# ---------------------------------------------------------------------- type promotion
-
-
 def _cast_to_common(symbol: str, ufunc: np.ufunc, left: Operand, right: Operand) -> tuple[Tensor, Tensor, DType]:
     """Cast the operands to the types in which NumPy computes; return both tensors and the type of the left one."""
     first, second = _find_operand_types(symbol, ufunc, left, right)
@@ -77,7 +74,8 @@ def _is_too_large(value: Operand, dtype: DType) -> bool:
 
 def _find_operand_types(symbol: str, ufunc: np.ufunc, left: Operand, right: Operand) -> tuple[DType, DType]:
     """Find the element types to which NumPy casts the operands; raises ModelError if NumPy does not support them."""
-    a, b = _get_resolvable(left, right), _get_resolvable(right, left)
+    a = _get_resolvable(left, right)
+    b = _get_resolvable(right, left)
     # NumPy stores strings as objects, and would accept every operator on them.
     if DType.STRING.numpy in (a, b):
         if symbol not in ("==", "!="):
@@ -85,10 +83,10 @@ def _find_operand_types(symbol: str, ufunc: np.ufunc, left: Operand, right: Oper
             raise ModelError(f"ONNX has no {operation} of strings; only == and != compare them")
         return DType.STRING, DType.STRING
     try:
-        resolved = ufunc.resolve_dtypes((a, b, None))
+        left_dtype, right_dtype, _ = ufunc.resolve_dtypes((a, b, None))
     except TypeError as error:
         raise ModelError(f"NumPy has no {_describe(left)} {symbol} {_describe(right)}: {error}") from error
-    return infer_operand_dtype(resolved[0]), infer_operand_dtype(resolved[1])
+    return infer_operand_dtype(left_dtype), infer_operand_dtype(right_dtype)
 
 
 def _get_resolvable(value: Operand, other: Operand) -> Any:
@@ -105,9 +103,11 @@ def _get_resolvable(value: Operand, other: Operand) -> Any:
         return np.asarray(value).dtype
     if isinstance(value, bool):
         return np.dtype(bool)
+    if isinstance(value, complex):
+        return complex
     other_dtype = _get_dtype(other)
-    adopts_other = other_dtype.is_float if isinstance(value, float) else other_dtype.is_float or other_dtype.is_integer
-    return other_dtype.numpy if adopts_other and not isinstance(value, complex) else type(value)
+    can_adopt_other = other_dtype.is_float or (isinstance(value, int) and other_dtype.is_integer)
+    return other_dtype.numpy if can_adopt_other else type(value)
 
 
 def _get_dtype(value: Any) -> DType:
@@ -128,14 +128,13 @@ def _convert(value: Operand, dtype: DType) -> Tensor:
     return cast(builder.symbol(value), dtype)
 
 
-# ---------------------------------------------------------------------- arithmetic
-
-
 def _make_rule(op_type: str, for_bool: str | None = None) -> Rule:
     """Make the rule that applies ``op_type``, or ``for_bool`` if the operands are booleans."""
 
     def rule(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
-        return emit(for_bool if for_bool and dtype is DType.BOOL else op_type, a, b)
+        if for_bool is not None and dtype is DType.BOOL:
+            return emit(for_bool, a, b)
+        return emit(op_type, a, b)
 
     return rule
 
@@ -212,9 +211,6 @@ def _make_comparison(op_type: str) -> Rule:
     return rule
 
 
-# ---------------------------------------------------------------------- bits
-
-
 _UNSIGNED = {DType.INT8: DType.UINT8, DType.INT16: DType.UINT16, DType.INT32: DType.UINT32, DType.INT64: DType.UINT64}
 
 
@@ -255,9 +251,6 @@ _BINARY: dict[str, tuple[np.ufunc, Rule]] = {
     "<<": (np.left_shift, _shift_left),
     ">>": (np.right_shift, _shift_right),
 }
-
-
-# ---------------------------------------------------------------------- unary operators
 
 
 def negative(x: Tensor) -> Tensor:

@@ -142,7 +142,8 @@ def choose_natural_dtype(*values: Any) -> DType:
     kinds = ["i" if array.size == 0 else array.dtype.kind for array in arrays]
     if any(kind not in _KIND_RANKS for kind in kinds):
         return DType.STRING
-    return (DType.BOOL, DType.INT64, DType.FLOAT32, DType.COMPLEX64)[max(_KIND_RANKS[kind] for kind in kinds)]
+    highest_rank = max(_KIND_RANKS[kind] for kind in kinds)
+    return _NATURAL_DTYPES[highest_rank]
 
 
 def choose_weak_dtype(formal: FormalParameter, bound: Mapping[str, str], values: Sequence[Any]) -> DType:
@@ -167,12 +168,16 @@ def choose_weak_dtype(formal: FormalParameter, bound: Mapping[str, str], values:
 
 _KIND_RANKS = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 """NumPy's kinds of types in order: a type can represent values of its own and of lower kinds."""
+_NATURAL_DTYPES = (DType.BOOL, DType.INT64, DType.FLOAT32, DType.COMPLEX64)
+"""The types of `choose_natural_dtype` by rank."""
 
 
 def _can_represent(dtype: DType, array: np.ndarray[Any, Any]) -> bool:
     """Whether the type can represent values of the array's kind, regardless of their range: integers cannot represent floats."""
-    if dtype is DType.STRING or array.dtype.kind not in _KIND_RANKS:
-        return dtype is DType.STRING and array.dtype.kind == "U"
+    if dtype is DType.STRING:
+        return bool(array.dtype.kind == "U")
+    if array.dtype.kind not in _KIND_RANKS:
+        return False
     if dtype.is_integer or dtype.is_float:
         kind = "i" if dtype.is_integer else "f"  # NumPy's kind of bfloat16 and of narrow types is "V"
     else:
@@ -225,7 +230,7 @@ def apply(
     ``attributes`` may also contain inputs, by their names in the schema. Raises ModelError if the arguments do not match the
     schema.
     """
-    title = f"xrt.ops.{f'{domain}.' if domain else ''}{op_type}"
+    title = f"xrt.ops.{domain}.{op_type}" if domain else f"xrt.ops.{op_type}"
     builder = get_builder(title)
     operator = require_operator(op_type, builder.version(domain), domain)
     try:
@@ -251,7 +256,8 @@ def _apply(
     _check_attribute_names(operator, attributes)
     symbols, bound = _convert_operands(builder, operator, operands)
     bodies = CONTROL_FLOW[operator.name](builder, symbols, attributes) if operator.name in CONTROL_FLOW else None
-    node_attributes = _make_attributes(operator, {**attributes, **bodies.functions} if bodies else attributes)
+    traced_functions = bodies.functions if bodies else {}
+    node_attributes = _make_attributes(operator, {**attributes, **traced_functions})
     count = _count_outputs(operator, bodies, symbols, attributes, outputs, builder)
     # Names of outputs after the first end in a name of the schema, such as ``dropout_1_mask``, or in a number.
     labels = []
@@ -272,7 +278,8 @@ def _place_inputs(
     operator: Operator, inputs: Sequence[Operand | None], attributes: Mapping[str, Any]
 ) -> tuple[list[Operand | None], dict[str, Any]]:
     """Insert the inputs that are passed by name at their indices; return all inputs and the remaining attributes."""
-    operands, remaining = list(inputs), dict(attributes)
+    operands = list(inputs)
+    remaining = dict(attributes)
     for index, formal in enumerate(operator.inputs):
         if formal.name not in remaining:
             continue
@@ -482,7 +489,8 @@ def _scan(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> T
     if not isinstance(count, int) or not 0 < count <= len(inputs):
         raise ModelError(f"num_scan_inputs must be 1 to {len(inputs)}, the number of its inputs; got {count!r}")
     types = [None if s is None else s.type for s in inputs]
-    carried, scanned = types[:-count], types[-count:]
+    carried = types[:-count]
+    scanned = types[-count:]
     axes = attributes.get("scan_input_axes") or [0] * count
     rows = [("row", _remove_axis(t, axis)) for t, axis in zip(scanned, axes, strict=True)]
     function = _trace_until_stable(builder, attributes["body"], [], carried, rows, first=0)

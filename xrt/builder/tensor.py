@@ -36,9 +36,6 @@ def _make_row(item: Any) -> Tensor:
     return emit("Reshape", cast(tensor, DType.INT64), np.asarray([1], np.int64))
 
 
-# ---------------------------------------------------------------------- shape
-
-
 def _make_extent(x: Tensor, item: Any, index: int, has_zero: bool) -> Any:
     """Convert an extent of a Reshape; integers and tensors are unchanged.
 
@@ -77,12 +74,12 @@ def unsqueeze(x: Tensor, axes: Sequence[int]) -> Tensor:
     return emit("Unsqueeze", x, np.asarray(axes, np.int64)) if axes else x
 
 
-# ---------------------------------------------------------------------- reductions
-
-
 def _reduce(x: Tensor, op_type: str, axis: Any, keepdims: bool) -> Tensor:
     """Reduce over the axes, in the type in which NumPy accumulates."""
-    axes = None if axis is None else [_normalize_axis(x, a) for a in (axis if isinstance(axis, tuple | list) else (axis,))]
+    axes = None
+    if axis is not None:
+        requested_axes = axis if isinstance(axis, tuple | list) else [axis]
+        axes = [_normalize_axis(x, requested) for requested in requested_axes]
     summed = cast(x, _accumulator(x.dtype, op_type))
     # As in NumPy, no axes means no reduction; ONNX would reduce all of them.
     if axes == []:
@@ -119,9 +116,6 @@ def _shift_axis(axis: int, new_axes: Sequence[int]) -> int:
         if new_axis <= axis:
             axis += 1
     return axis
-
-
-# ---------------------------------------------------------------------- index keys
 
 
 def _normalize_item(x: Tensor, item: Any) -> Any:
@@ -186,7 +180,8 @@ def _assign_axes(x: Tensor, keys: Sequence[Any]) -> tuple[list[_Item], list[int]
 def _expand_ellipsis(x: Tensor, keys: Sequence[Any]) -> Sequence[Any]:
     """Replace ``...`` by full slices; raises ModelError for two of them or for more indices than axes."""
     ellipses = [position for position, item in enumerate(keys) if item is Ellipsis]
-    covered, rank = sum(map(_count_axes, keys)), x.tensor_type.rank
+    covered = sum(map(_count_axes, keys))
+    rank = x.tensor_type.rank
     if len(ellipses) > 1:
         raise ModelError(f"{x.name!r} is indexed with two '...'; at most one is allowed")
     if rank is not None and covered > rank:
@@ -194,7 +189,8 @@ def _expand_ellipsis(x: Tensor, keys: Sequence[Any]) -> Sequence[Any]:
     if not ellipses:
         return keys
     (position,) = ellipses
-    keys_before, keys_after = keys[:position], keys[position + 1 :]
+    keys_before = keys[:position]
+    keys_after = keys[position + 1 :]
     if not keys_after:
         return keys_before  # a trailing `...` needs no slices, and works for tensors of unknown rank
     return [*keys_before, *[slice(None)] * (x.ndim - covered), *keys_after]
@@ -222,18 +218,15 @@ def _check_range(x: Tensor, item: _Item) -> None:
         raise ModelError(f"index {shown} is out of bounds for axis {item.axis} of {x.name!r}, which is {x.type}")
 
 
-# ---------------------------------------------------------------------- slices and integers
-
-
 def _slice(x: Tensor, items: Sequence[_Item]) -> Tensor:
     """Apply slices and integers, and remove the axes of integers."""
     cuts = [item for item in items if item.index != slice(None)]
     if not cuts:
         return x
-    bounds = [_make_bounds(x, item.index) for item in cuts]
-    starts, ends, steps = (integers([bound[part] for bound in bounds]) for part in range(3))
+    starts, ends, steps = zip(*[_make_bounds(x, item.index) for item in cuts], strict=True)
     axes = np.asarray([item.axis for item in cuts], np.int64)
-    sliced = emit("Slice", x, starts, ends, axes, None if all(bound[2] == 1 for bound in bounds) else steps)
+    has_steps = any(step != 1 for step in steps)
+    sliced = emit("Slice", x, integers(starts), integers(ends), axes, integers(steps) if has_steps else None)
     return squeeze(sliced, [item.axis for item in cuts if isinstance(item.index, int)])
 
 
@@ -241,7 +234,8 @@ def _make_bounds(x: Tensor, item: Any) -> tuple[Any, Any, Any]:
     """Compute start, end and step of ONNX's Slice for an int or a slice."""
     if isinstance(item, int):
         # The slice [-1:0] would be empty: its end is the front of the axis.
-        return item, INT64.max if item == -1 else item + 1, 1
+        end = INT64.max if item == -1 else item + 1
+        return item, end, 1
     step = 1 if item.step is None else _check_bound(x, item.step)
     if isinstance(step, Symbol):
         raise ModelError(f"the step of a slice of {x.name!r} must be an integer, not a tensor")
@@ -258,9 +252,6 @@ def _check_bound(x: Tensor, value: Any) -> Any:
     if isinstance(value, Symbol) or (isinstance(value, int | np.integer) and not isinstance(value, bool)):
         return value
     raise ModelError(f"the bounds of a slice of {x.name!r} must be integers or tensors of the graph; got {value!r}")
-
-
-# ---------------------------------------------------------------------- arrays
 
 
 def _gather(x: Tensor, items: Sequence[_Item]) -> Tensor:
@@ -305,7 +296,8 @@ def _broadcast(indices: Sequence[Any]) -> Sequence[np.ndarray[Any, Any]]:
 
 def _to_int64(item: Any) -> Tensor:
     """Convert indices to int64, which all gather operators accept."""
-    return cast(get_builder("an index").symbol(item if isinstance(item, Symbol) else np.asarray(item, np.int64)), DType.INT64)
+    indices = item if isinstance(item, Symbol) else np.asarray(item, np.int64)
+    return cast(get_builder("an index").symbol(indices), DType.INT64)
 
 
 Method: TypeAlias = "Callable[[Tensor, Operand], Tensor]"
@@ -379,7 +371,8 @@ class Tensor(Symbol):
 
     def __getitem__(self, key: Any) -> Tensor:
         """Index as NumPy does; raises ModelError for keys that NumPy rejects or that ONNX has no operators for."""
-        keys = [_normalize_item(self, item) for item in (key if isinstance(key, tuple) else (key,))]
+        key_items = key if isinstance(key, tuple) else (key,)
+        keys = [_normalize_item(self, item) for item in key_items]
         items, new_axes = _assign_axes(self, keys)
         for item in items:
             _check_range(self, item)

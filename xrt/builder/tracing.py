@@ -140,7 +140,8 @@ def _input(builder: Builder, name: str, argument: Any) -> Any:
     if isinstance(argument, Value):
         return builder.input(name, argument.type)
     if isinstance(argument, np.ndarray | np.generic | Constant):
-        return builder.input(name, (argument if isinstance(argument, Constant) else Constant(argument)).type)
+        constant = argument if isinstance(argument, Constant) else Constant(argument)
+        return builder.input(name, constant.type)
     return argument
 
 

@@ -48,8 +48,6 @@ _COMMANDS = {**_DAILY, **_WORKSHOP}
 
 
 class Commands(click.Group):
-    """Subcommands, each imported when it is used."""
-
     def list_commands(self, context: click.Context) -> list[str]:
         return list(_COMMANDS)
 
@@ -84,7 +82,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str], *, debug: bool) -> int:
-    """Run the command and return its exit code; if it raises an error, print one message."""
     try:
         with warnings_as_lines(), _repeat_lost_interrupts():
             # Standalone, click would print errors in its own form and end the process with its own exit codes.
@@ -154,7 +151,6 @@ def _describe(error: Exception) -> str:
 
 
 def _describe_usage(error: click.ClickException) -> str:
-    """Describe a mistake on the command line, and suggest the nearest option or the command for help."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None:
         return error.format_message()
@@ -163,4 +159,5 @@ def _describe_usage(error: click.ClickException) -> str:
         names = [name for option in context.command.get_params(context) for name in option.opts]
         nearest = did_you_mean(error.option_name, names)
         text = f"{context.command_path} has no option {error.option_name}.{nearest}".rstrip(".")
-    return f"{text}{'' if text.endswith('?') else '.'} `{context.command_path} --help` lists the options"
+    text += "" if text.endswith("?") else "."
+    return f"{text} `{context.command_path} --help` lists the options"

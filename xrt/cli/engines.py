@@ -62,10 +62,13 @@ def engines_command(engine: str | None, as_json: bool, verbose: bool) -> None:
     is_brief = out.is_terminal and not verbose
     rows = []
     for status in states:
-        version, text = status.version or "", status.pip or status.cause or status.available or ", ".join(status.devices)
+        version = status.version or ""
+        text = status.pip or status.cause or status.available or ", ".join(status.devices)
         if status.state == "ready":
-            text += f"; {status.lacks}" if status.lacks and not is_brief else ""
-            text += f"; also in {status.precisions}" if status.precisions else ""
+            if status.lacks and not is_brief:
+                text += f"; {status.lacks}"
+            if status.precisions:
+                text += f"; also in {status.precisions}"
         if is_brief:  # the first number of a longer text, so that the row fits one line
             number = re.search(r"\d+(?:\.\w+)+", version)
             version = number[0] if number else ""
@@ -85,8 +88,6 @@ def _show_options(engine: str, as_json: bool) -> None:
         rows = [(entry.name, entry.default, entry.type, entry.meaning) for entry in entries]
         show_table(("option", "default", "type", "meaning"), rows, whole=("option",))
 
-
-# ---------------------------------------------------------------------- doctor
 
 _DISTRIBUTIONS = ("numpy", "onnx", "ml_dtypes", "protobuf", "torch")
 """Packages whose versions `xrt doctor` lists in addition to those that engines declare."""
@@ -114,7 +115,6 @@ def doctor_command(as_json: bool) -> int:
 
 
 def _examine() -> dict[str, Any]:
-    """Collect the facts of the bug report as plain data; each engine is examined in a separate process."""
     import numpy as np
 
     libraries = (library for name in list_by_rank() for library in find_declaration(name).libraries)
@@ -141,7 +141,6 @@ def _examine() -> dict[str, Any]:
 
 
 def _examine_cache() -> dict[str, Any]:
-    """Collect facts about the disk cache; empty if it is disabled."""
     tier = open_disk_tier()
     if tier is None:
         return {}
@@ -151,9 +150,10 @@ def _examine_cache() -> dict[str, Any]:
 
 
 def read_engine_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Select the environment variables that may affect XRT or an engine, sorted by name."""
-    prefixes = (*_PREFIXES, *(prefix for declaration in map(find_declaration, names()) for prefix in declaration.environment))
-    return {name: variables[name] for name in sorted(variables) if name.startswith(prefixes) or name in _VARIABLES}
+    prefixes = list(_PREFIXES)
+    for declaration in map(find_declaration, names()):
+        prefixes += declaration.environment
+    return {name: variables[name] for name in sorted(variables) if name.startswith(tuple(prefixes)) or name in _VARIABLES}
 
 
 def _flatten(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -164,11 +164,9 @@ def _flatten(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _flatten(value, label)
         elif name in ("total", "free", "bytes", "limit"):
             yield label, format_bytes(value)
-        elif name != "engines" and (name != "unused" or value):
+        elif name != "engines" and (name != "unused" or value):  # without a reason, the cache is used
             yield label, " ".join(value) if isinstance(value, list) else value
 
-
-# ---------------------------------------------------------------------- the cache
 
 _CELL_WIDTH = 60
 
@@ -195,23 +193,25 @@ def list_command(store: Store, as_json: bool) -> None:
     if as_json:
         print_json({"directory": str(store.directory), "entries": [asdict(entry) for entry in entries]})
         return
-    headings, rows = ["entry", "engine", "size", "last used", "inputs"], []
-    for entry in entries:
-        note = entry.damage or (f"fails: {entry.failure}" if entry.failure else "")
-        used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
-        row = [entry.key[:12], entry.engine, format_bytes(entry.size), used, shorten(entry.entry, _CELL_WIDTH)]
-        rows.append([*row, shorten(note, _CELL_WIDTH)])
-    if out.is_terminal:  # too narrow for both the inputs and the note
-        rows = [[key[:8], spec.partition(" ")[2] or spec, *facts, note or inputs] for key, spec, *facts, inputs, note in rows]
-    else:
+    headings = ["entry", "engine", "size", "last used", "inputs"]
+    if not out.is_terminal:
         headings.append("note")
+    rows = []
+    for entry in entries:
+        note = shorten(entry.damage or (f"fails: {entry.failure}" if entry.failure else ""), _CELL_WIDTH)
+        used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
+        size, inputs = format_bytes(entry.size), shorten(entry.entry, _CELL_WIDTH)
+        if out.is_terminal:  # too narrow for the class before the spec, and for both the inputs and the note
+            _, _, spec = entry.engine.partition(" ")
+            rows.append([entry.key[:8], spec or entry.engine, size, used, note or inputs])
+        else:
+            rows.append([entry.key[:12], entry.engine, size, used, inputs, note])
     show_table(headings, rows, numbers=("size",))
     print_lines(f"{len(entries)} entries, {format_bytes(sum(entry.size for entry in entries))}, in {store.directory}")
     _print_unused(store)
 
 
 def _print_unused(store: Store) -> bool:
-    """Print why the cache directory is not used, and return True; return False if it is used."""
     reason = store.why_not_trusted()
     if reason is not None:
         print_lines(f"it is not used: {reason}")
@@ -237,7 +237,8 @@ def verify_command(store: Store) -> int:
 def gc_command(store: Store, size: int | None, failures: bool) -> None:
     """Remove damaged, unfinished and outdated entries, and the least recently used ones over the size limit."""
     tier = open_disk_tier(directory=store.directory)
-    limit = size if size is not None else tier.limit if tier else 0
+    default_limit = tier.limit if tier else 0
+    limit = default_limit if size is None else size
     # Damaged entries are removed first: their sizes must not evict good ones.
     damaged = store.find_damaged()
     forgotten = [item for item in store.entries.items() if failures and item not in damaged and _is_failure(item.path)]
@@ -286,7 +287,8 @@ def explain_miss_command(store: Store, /, model: str, as_json: bool, **params: A
     lines = []
     for name, signature in signatures.items():
         miss = misses.get(signature.key)
-        differences = [dict(zip(("ingredient", "asked", "entry"), d, strict=True)) for d in miss.differences] if miss else []
+        columns = ("ingredient", "asked", "entry")
+        differences = [dict(zip(columns, row, strict=True)) for row in miss.differences] if miss else []
         facts[name] = {"saves": name not in unsaved, "key": signature.key, "hit": miss is None, "differs": differences}
         if name in unsaved:
             lines.append(f"{name}: {unsaved[name]}, so it is compiled in each process")
@@ -303,9 +305,9 @@ def explain_miss_command(store: Store, /, model: str, as_json: bool, **params: A
 
 
 def _explain_not_saved(launch: Launch) -> str:
-    """Explain why the executable of a launch is not saved in the cache; empty if it is."""
     engine = create(launch.engine)
     if type(engine).save is GraphCompiler.save:
         return f"engine {launch.engine!r} cannot save an executable"
-    small = f"engine {launch.engine!r} compiles so small a region in less time than it takes to load one"
-    return "" if engine.is_worth_saving(launch.function) else small
+    if not engine.is_worth_saving(launch.function):
+        return f"engine {launch.engine!r} compiles so small a region in less time than it takes to load one"
+    return ""

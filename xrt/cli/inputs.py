@@ -27,8 +27,6 @@ from xrt.module.model_source import make_source
 from xrt.placement.records import read_lock, read_shapes
 from xrt.precision.budget import ErrorBudget
 
-# ---------------------------------------------------------------------- models
-
 
 def load_with_options(text: str) -> Function:
     """Load a model from its path, or a shipped model by its name, whose sizes follow in braces: ``bert{layers=2}``."""
@@ -40,22 +38,23 @@ def load_with_options(text: str) -> Function:
 def replace_batch_by_dim(function: Function, params: dict[str, Any]) -> None:
     """Replace ``--batch`` in ``params`` by the equivalent ``--dim``; just remove it if the model has this batch size already."""
     batch, params["batch"] = params.get("batch"), None
-    if batch is not None and (name := find_batch_dim(function, batch)) is not None:
+    name = None if batch is None else find_batch_dim(function, batch)
+    if name is not None:
         params["dims"] = (*params["dims"], f"{name}={batch}")
 
 
 def load_with_sizes(model: str, params: dict[str, Any]) -> Function:
-    """Load a model and bind its symbolic dims by ``--dim`` and ``--batch``."""
     function = load_with_options(model)
     replace_batch_by_dim(function, params)
     return set_dims(function, parse_dims(params["dims"]))
 
 
 def add_locked_dims(model: str, function: Function, sizes: Mapping[str, int], lock: str) -> dict[str, int]:
-    """Add the sizes recorded in a lockfile to ``sizes``; raises OptionError if the two contradict each other."""
     locked = _read_locked_dims(function, lock)
-    if differing := [name for name in locked if sizes.get(name, locked[name]) != locked[name]]:
-        expected, requested = (" ".join(f"--dim {name}={choice[name]}" for name in differing) for choice in (locked, sizes))
+    differing = [name for name, size in locked.items() if sizes.get(name, size) != size]
+    if differing:
+        expected = " ".join(f"--dim {name}={locked[name]}" for name in differing)
+        requested = " ".join(f"--dim {name}={sizes[name]}" for name in differing)
         raise OptionError(
             f"the lock {lock} is for {expected}, and {requested} was given; leave that out, "
             f"or write another lock: xrt lock {model} {requested} -o FILE"
@@ -64,7 +63,6 @@ def add_locked_dims(model: str, function: Function, sizes: Mapping[str, int], lo
 
 
 def _read_locked_dims(function: Function, lock: str) -> dict[str, int]:
-    """Read the sizes of symbolic dims at which a lockfile was measured."""
     # The lock itself is checked later, with a better message if it belongs to another model.
     symbolic = name_batch(function)
     shapes = read_shapes(read_lock(lock), symbolic)
@@ -92,42 +90,43 @@ def open_model(model: str, params: dict[str, Any]) -> tuple[Function, XRTModule]
     trace of its graph, at the sizes of ``--dim``. Raises OptionError for an option whose value was fixed when the bundle was
     compiled.
     """
-    if not is_bundle(model):
-        declared = load_with_options(model)
-        replace_batch_by_dim(declared, params)
-        sizes, lock = parse_dims(params["dims"]), params.get("lock")
-        if lock is None:
-            return (function := set_dims(declared, sizes)), XRTModule(function, **module_keywords(params))
-        # A lock serves all sizes of the symbolic model, so its dims stay open in the module.
-        function = set_dims(declared, {**_read_locked_dims(declared, lock), **sizes})
-        return function, XRTModule(declared, **module_keywords(params))
-    # A bundle must not choose engines whose options may name files or code, so the caller names these.
+    if is_bundle(model):
+        return _open_bundle(model, params)
+    declared = load_with_options(model)
+    replace_batch_by_dim(declared, params)
+    sizes = parse_dims(params["dims"])
+    lock = params.get("lock")
+    if lock is None:
+        function = set_dims(declared, sizes)
+        return function, XRTModule(function, **module_keywords(params))
+    # A lock serves all sizes of the symbolic model, so its dims stay open in the module.
+    function = set_dims(declared, {**_read_locked_dims(declared, lock), **sizes})
+    return function, XRTModule(declared, **module_keywords(params))
+
+
+def _open_bundle(model: str, params: dict[str, Any]) -> tuple[Function, XRTModule]:
     engines = split_specs(params["engine"]) if params["engine"] else []
-    applicable = _BUNDLE_OPTIONS | ({"engine"} if any(why_forbidden(spec, "bundle") for spec in engines) else set())
+    # A bundle must not choose engines whose options may name files or code, so the caller names these.
+    has_forbidden_engine = any(why_forbidden(spec, "bundle") for spec in engines)
     # Only options that the user typed are an error, not defaults.
     context = click.get_current_context()
-    fixed = [
-        next((flag for flag in option.opts if flag.startswith("--")), option.opts[0])
-        for option in context.command.params
-        if option.name not in applicable and context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-    ]
+    fixed = []
+    for option in context.command.params:
+        is_applicable = option.name in _BUNDLE_OPTIONS or (option.name == "engine" and has_forbidden_engine)
+        if not is_applicable and context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE:
+            fixed.append(next((flag for flag in option.opts if flag.startswith("--")), option.opts[0]))
     if fixed:
         raise OptionError(f"{model} is a bundle with fixed {', '.join(fixed)}; leave that out, or compile the model again")
-    function = load_model(model)
-    replace_batch_by_dim(function, params)
-    options: dict[str, Any] = {name: params.get(name) for name in ("threads", "strict", "check")} | isolation_keywords(params)
-    return set_dims(function, parse_dims(params["dims"])), load(
-        model, engine=engines if "engine" in applicable else [], **options
-    )
+    declared = load_model(model)
+    replace_batch_by_dim(declared, params)
+    function = set_dims(declared, parse_dims(params["dims"]))
+    keywords: dict[str, Any] = {name: params.get(name) for name in ("threads", "strict", "check")}
+    return function, load(model, engine=engines if has_forbidden_engine else [], **keywords, **isolation_keywords(params))
 
 
 def open_with_inputs(model: str, params: dict[str, Any]) -> tuple[Function, XRTModule, dict[str, Any]]:
-    """Open a model as `open_model` does; also return a value for each input by name."""
     function, module = open_model(model, params)
     return function, module, all_inputs(params["files"], function, params["seed"])
-
-
-# ---------------------------------------------------------------------- inputs
 
 
 def all_inputs(files: Sequence[str], function: Function, seed: int) -> dict[str, Any]:
@@ -136,15 +135,12 @@ def all_inputs(files: Sequence[str], function: Function, seed: int) -> dict[str,
     return sample_inputs(set_shapes(function, arrays), seed) | arrays
 
 
-# ---------------------------------------------------------------------- batches of examples
-
 Batch: TypeAlias = dict[str, np.ndarray[Any, Any]]
 TARGET_BATCHES, MAX_BATCH_ROWS = 10, 16
 """Arrays whose first axis is symbolic are split into about `TARGET_BATCHES` batches of at most `MAX_BATCH_ROWS` rows."""
 
 
 def precision_keywords(params: Mapping[str, Any], function: Function) -> dict[str, Any]:
-    """Convert the options of `add_tuning_options` to keywords of XRTModule; empty without ``--max-error``."""
     examples = [name for name in ("calibrate", "validate") if params.get(name) is not None]
     if params.get("max_error") is None:
         if examples:
@@ -183,12 +179,12 @@ def _read(path: Path, function: Function) -> Batch:
     if (extra := next((name for name in arrays if name not in names), None)) is not None:
         raise InputError(f"{path} has an array {extra!r}, which is no input.{did_you_mean(extra, names)} Inputs: {name_list}")
     if missing := [name for name in names if name not in arrays]:
-        raise InputError(f"{path} has no array for input{'s' * (len(missing) != 1)} {', '.join(missing)}")
+        noun = "input" if len(missing) == 1 else "inputs"
+        raise InputError(f"{path} has no array for {noun} {', '.join(missing)}")
     return arrays
 
 
 def _split(arrays: Batch, function: Function, path: Path) -> Iterator[Batch]:
-    """Yield the batches in the arrays of one file; ``path`` is for error messages."""
     parts = {value.name: _split_array(arrays[value.name], value) for value in function.inputs}
     counts = {name: len(batches) for name, batches in parts.items() if isinstance(batches, list)}
     if len(set(counts.values())) > 1:
@@ -206,8 +202,10 @@ def _split_array(array: np.ndarray[Any, Any], value: Value) -> Any:
         return [array]
     if array.ndim == len(type_.shape) + 1:
         return list(array)
-    if array.ndim != len(type_.shape) or not array.ndim:
-        return array if not array.ndim else [array]  # the call reports what does not fit
+    if not array.ndim:
+        return array
+    if array.ndim != len(type_.shape):
+        return [array]  # the call reports that it does not fit
     extent, rows = type_.shape[0], array.shape[0]
     size = extent if isinstance(extent, int) else min(MAX_BATCH_ROWS, max(1, math.ceil(rows / TARGET_BATCHES)))
     if not size or (rows % size and isinstance(extent, int)):

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 option = partial(click.option, show_default=True)
 
-# ---------------------------------------------------------------------- types of values
-
 
 class Text(click.ParamType):  # type: ignore[type-arg]  # generic in click's latest release only
     """The type of an option whose value is parsed from a string.
@@ -58,18 +56,22 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic in click's lat
 
 
 def _parse_numbers(text: str) -> tuple[int, ...] | None:
-    # The number of digits is limited because int() raises ValueError for thousands of digits.
     parts = [part.strip() for part in text.split(",")]
-    return tuple(map(int, parts)) if all(part.isdecimal() and len(part) <= MAX_DIGITS and int(part) for part in parts) else None
+    # The number of digits is limited because int() raises ValueError for thousands of digits.
+    if not all(part.isdecimal() and len(part) <= MAX_DIGITS for part in parts):
+        return None
+    numbers = tuple(map(int, parts))
+    return None if 0 in numbers else numbers
 
 
 def _parse_seconds(text: str) -> float | None:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|)", text.strip())
-    return float(match[1]) * {"ms": 1e-3, "m": 60}.get(match[2], 1) if match else None
+    if match is None:
+        return None
+    return float(match[1]) * {"ms": 1e-3, "m": 60}.get(match[2], 1)
 
 
 def _parse_share(text: str) -> float | None:
-    """Parse ``1%`` or ``0.01`` to a fraction."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?|\.\d+)\s*(%?)", text.strip())
     if match is None:
         return None
@@ -80,16 +82,20 @@ def _parse_share(text: str) -> float | None:
 
 
 def _parse_devices(text: str) -> dict[str, str] | None:
+    devices: dict[str, str] = {}
     try:
-        pairs = [[part.strip() for part in spec.rpartition("=")] for spec in split_specs(text)]
-        devices = {engine: device for engine, _, device in pairs if parse_spec(engine)}
+        for choice in split_specs(text):
+            engine, _, device = (part.strip() for part in choice.rpartition("="))
+            parse_spec(engine)  # raises OptionError
+            if not engine or not device or engine in devices:
+                return None
+            devices[engine] = device
     except OptionError:
         return None
-    return devices if len(devices) == len(pairs) and all((*devices, *devices.values())) else None
+    return devices
 
 
 def _parse_check(text: str) -> str | float:
-    """Convert a share to a number; any other text is returned, for the module to validate."""
     try:
         return float(text)
     except ValueError:
@@ -106,7 +112,6 @@ def _parse_precision(text: str) -> str:
 NUMBERS = Text("N,...", "positive integers, such as 1,2,4", _parse_numbers)
 TIME = Text("TIME", "a time such as 60s or 2m", lambda text: _parse_seconds(text) or None)
 WAIT = Text("TIME", "a time such as 60s or 2m", _parse_seconds)
-"""A time of 0 or more."""
 SHARE = Text("SHARE", "a share such as 1% or 0.01", _parse_share)
 SIZE = Text("SIZE", "a size such as 500MB or 4GB", parse_size)
 CHECK = Text("TEXT", "", _parse_check)
@@ -119,8 +124,9 @@ class Target(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        if reason := why_not_writable(path) if self.file_okay else why_not_folder(path):
-            raise InputError(f"cannot write {'' if self.file_okay else 'to '}{path}: {reason}")
+        reason = why_not_writable(path) if self.file_okay else why_not_folder(path)
+        if reason:
+            raise InputError(f"cannot write {path}: {reason}" if self.file_okay else f"cannot write to {path}: {reason}")
         return path
 
 
@@ -128,20 +134,17 @@ TARGET, FOLDER = Target(dir_okay=False), Target(file_okay=False)
 
 
 def choose_target(target: Path | None, model: str, suffix: str) -> Path:
-    """Choose the file to write: ``target`` if given, else one named after the model, in the working directory."""
     # Not TARGET: its error for a folder, raised by click, needs the context of an option.
     return Target().convert(target or f"{Path(model).stem}{suffix}", None, None)
 
 
 def write_page(path: Path | None, render: Callable[[], str]) -> None:
-    """Write an HTML page if ``--html`` names a file."""
     if path is not None:
         content = render().encode()
         replace_file(path, lambda file: file.write(content))
 
 
 def parse_dims(texts: tuple[str, ...]) -> dict[str, int]:
-    """Parse strings such as ``batch=4`` to sizes by name; raises OptionError for a name that occurs more than once."""
     choices = parse_choices(texts)
     for name, sizes in choices.items():
         if len(sizes) > 1:
@@ -161,8 +164,6 @@ def parse_choices(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
         choices[name] = tuple(dict.fromkeys((*choices.get(name, ()), int(size))))
     return choices
 
-
-# ---------------------------------------------------------------------- options from the schemas
 
 _UNITS: dict[str, tuple[Text, str, Callable[[Any], str]]] = {
     ", in seconds": (TIME, "60s, 2m", "{:g}s".format),
@@ -191,23 +192,31 @@ def derive(owner: type, name: str, *flags: str, default_text: str = "", example:
     """
     # The types of fields are strings, because annotations are not evaluated.
     field = next(field for field in fields(owner) if field.name == name)
-    value: Any = field.default
+    default: Any = field.default
+    at_least = field.metadata.get("at_least")
     text = attributes.pop("help", _describe(owner)[name])
-    if unit := next((unit for unit in _UNITS if unit in text), None):
-        type_, spelling, format_value = _UNITS[unit]
-        text, example = text.replace(unit, ""), example or spelling
-        attributes = {"type": type_, **attributes}
-        default_text = default_text or (format_value(value) if value else "")
+    unit = next((unit for unit in _UNITS if unit in text), None)
+    derived: dict[str, Any] = {}
+    derived_default = ""
+    if unit is not None:
+        derived["type"], unit_example, format_value = _UNITS[unit]
+        text = text.replace(unit, "")
+        example = example or unit_example
+        derived_default = format_value(default) if default else ""
     elif field.type == "bool":
-        attributes = {"is_flag": True, **attributes}
-    elif field.metadata.get("at_least") is not None and "float" not in field.type:
-        attributes = {"type": click.IntRange(field.metadata["at_least"]), "metavar": "INTEGER", **attributes}
-        default_text = default_text or ("" if value in (None, 1) else str(value))  # a minimum of 1 restricts nothing
-    text = f"{text.partition(':')[0]}: {example}" if example else text
+        derived["is_flag"] = True
+    elif at_least is not None and "float" not in field.type:
+        derived |= {"type": click.IntRange(at_least), "metavar": "INTEGER"}
+        derived_default = "" if default in (None, 1) else str(default)  # a minimum of 1 restricts nothing
+    if example:
+        summary, _, _ = text.partition(":")
+        text = f"{summary}: {example}"
     if attributes.get("multiple"):
         text += "; repeatable"
+    if shown_default := default_text or derived_default:
+        text += f" [default: {shown_default}]"
     names = flags or (f"--{name.replace('_', '-')}", name)
-    return click.option(*names, help=f"{text} [default: {default_text}]" if default_text else text, **attributes)
+    return click.option(*names, help=text, **{**derived, **attributes})
 
 
 CORES = "the cores of this process"
@@ -238,8 +247,6 @@ def add_time(name: str, default: str, text: str) -> Decorator:
 
 
 def add_all(*options: Decorator) -> Decorator:
-    """Add several options, which the help shows in this order."""
-
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for decorate in reversed(options):  # the decorator that is applied last comes first in the help
             command = decorate(command)
@@ -291,7 +298,6 @@ module_options = add_all(
 )
 """The argument MODEL, and the options of the module that runs it."""
 run_options = add_all(module_options, _input_options)
-"""The `module_options`, and the inputs of a call."""
 add_tuning_options = add_all(
     click.argument("model"),
     add_engines("Engines to choose from: ort,xla", "all that are ready", default="auto"),
@@ -331,7 +337,7 @@ def module_keywords(params: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises OptionError for ``--budget`` without ``auto``.
     """
-    engines = params["engine"] and split_specs(params["engine"])
+    engines = split_specs(params["engine"]) if params["engine"] else params["engine"]
     if params.get("budget") is not None and "auto" not in (engines or ()):
         raise OptionError("--budget is the time of a search; pass it with -e auto, or a list with auto in it")
     # Options that are not set are omitted, so that XRTModule's own defaults apply.
@@ -345,35 +351,37 @@ def module_keywords(params: Mapping[str, Any]) -> dict[str, Any]:
     return {**keywords, "engine": engines, "device": params["device"], "strict": params["strict"]}
 
 
-# ---------------------------------------------------------------------- sizes that a command needs
-
-
 def check_sizes(function: Function) -> None:
     """Raise OptionError if a model has symbolic dims without a size, since times are measured at known sizes.
 
     Unnamed extents are checked only if the command has ``--input``, since only a file can give their size.
     """
     context = click.get_current_context()
-    symbolic = name_batch(function)
     missing: list[str] = []
     arguments: list[str] = []
-    tensors = [value.type for value in function.inputs if isinstance(value.type, TensorType)]
-    dims = list(dict.fromkeys(dim for type_ in tensors for dim in type_.shape or () if isinstance(dim, str)))
+    shapes = [value.type.shape or () for value in function.inputs if isinstance(value.type, TensorType)]
+    dims = dict.fromkeys(dim for shape in shapes for dim in shape if isinstance(dim, str))
     if dims:
-        missing.append(f"dim{'s' * (len(dims) > 1)} {', '.join(dims)}")
+        noun = "dim" if len(dims) == 1 else "dims"
+        missing.append(f"{noun} {', '.join(dims)}")
         arguments += [f"--dim {name}=SIZE" for name in dims]
-    if symbolic is not function:
+    with_named_batch = name_batch(function)
+    if with_named_batch is not function:
         missing.append("the first axes of the inputs, which have no name")
         arguments.append("--batch SIZE")
-    shapes = {value.name: value.type.shape if isinstance(value.type, TensorType) else None for value in symbolic.inputs}
-    unnamed = [name for name, shape in shapes.items() if shape is None or None in shape]
+    unnamed = []
+    for value in with_named_batch.inputs:
+        shape = value.type.shape if isinstance(value.type, TensorType) else None
+        if shape is None or None in shape:
+            unnamed.append(value.name)
     if unnamed and "files" in context.params:
-        missing.append(f"extents without a name of input{'s' * (len(unnamed) > 1)} {', '.join(unnamed)}")
+        noun = "input" if len(unnamed) == 1 else "inputs"
+        missing.append(f"extents without a name of {noun} {', '.join(unnamed)}")
         arguments += [f"-i {name}=FILE.npy" for name in unnamed]
     if missing:
         # The command as typed, with the missing options appended, can be copied and run.
-        typed = shlex.join(["xrt", *(context.obj or (context.command.name or "", context.params.get("model", "MODEL")))])
+        typed = context.obj or (context.command.name or "", context.params.get("model", "MODEL"))
         raise OptionError(
             f"times are measured for inputs of known sizes, and these are unknown: {'; '.join(missing)}. "
-            f"Set them: {' '.join([typed, *arguments])}"
+            f"Set them: {' '.join([shlex.join(['xrt', *typed]), *arguments])}"
         )

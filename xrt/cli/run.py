@@ -82,16 +82,20 @@ def run_command(model: str, target: Path | None, repeat: int, trace: Path | None
     with module:
         results, first = time_call(lambda: _as_tuple(module(**values)))
         seconds = statistics.median(measure_call(partial(module, **values)) for _ in range(repeat))
-        plan, threads, build = module.plan, format_count(module.threads, "thread"), module.specialization
+        plan, build = module.plan, module.specialization
+        threads = format_count(module.threads, "thread")
         precision = find_plan_precision(plan, build.engines.by_spec, build.engines.context) if verified else "fp32"
         record = None if build.tuned is None else build.tuned.precision
-        precision = "int8" if record is not None and record.is_quantized else precision
+        if record is not None and record.is_quantized:
+            precision = "int8"
         if trace is not None:
             # Recorded after the timed calls: recording takes time, and on a device it waits for each region.
             for _ in range(repeat):
                 module(**values, options=RunOptions(profile=True))
             module.profile().to_trace(trace)
-    title = describe_plan(plan) + " (default engine)" * (params["engine"] is None and not is_bundle(model))
+    title = describe_plan(plan)
+    if params["engine"] is None and not is_bundle(model):
+        title += " (default engine)"
     regions = format_count(len(plan.launches), "region")
     print_lines(f"{title}: {regions} on {threads}; first call {first:.3f} s, then {1e3 * seconds:.3f} ms")
     outputs = dict(zip((v.name for v in function.outputs), results, strict=True))
@@ -112,10 +116,14 @@ def _as_tuple(results: Any) -> tuple[Any, ...]:
 
 
 def _summarize(value: Any) -> tuple[str, ...]:
+    if isinstance(value, list):
+        return f"list of {len(value)}", "", "", ""
     if not isinstance(value, np.ndarray):
-        return (f"{type(value).__name__} of {len(value)}" if isinstance(value, list) else str(value), "", "", "")
-    numbers = (value.min(), value.mean(), value.max()) if value.size and value.dtype.kind in "fiub" else ()
-    return (f"{value.dtype}{list(value.shape)}", *(f"{number:.6g}" for number in numbers), *[""] * (3 - len(numbers)))
+        return str(value), "", "", ""
+    type_ = f"{value.dtype}{list(value.shape)}"
+    if not value.size or value.dtype.kind not in "fiub":
+        return type_, "", "", ""
+    return type_, f"{value.min():.6g}", f"{value.mean():.6g}", f"{value.max():.6g}"
 
 
 def _verify(
@@ -139,21 +147,23 @@ def _verify(
         )
         print_lines(f"not verified: {advice if unsupported else f'there is no reference, {error}'}")
         return 0  # exit code 1 means a difference, and none was found
-    code, lines = 0, []
+    has_difference = False
+    lines = []
     in_precision = f" in {precision}" if precision != "fp32" else ""
     for value, actual, reference in zip(function.outputs, results, expected, strict=True):
         comparison = compare(actual, reference, find_tolerance(reference, precision), name=value.name)
         agreement = f"{value.name} agrees{in_precision} with the reference; largest difference {comparison.absolute:.3g}"
         lines.append(comparison.message or agreement)
-        code |= not comparison
-    if code and record is not None and record.precision != "fp32" and record.measure in get_args(Measure):
+        if not comparison:
+            has_difference = True
+    if has_difference and record is not None and record.precision != "fp32" and record.measure in get_args(Measure):
         budget = ErrorBudget(record.limit, cast("Measure", record.measure))
         measured = budget.measure_error([expected], [results], []).error
         if measured <= budget.limit:
-            text = format_error(measured, budget.name)
-            code, lines = 0, [f"agrees with the reference within the error budget: {text} of {budget}"]
+            has_difference = False
+            lines = [f"agrees with the reference within the error budget: {format_error(measured, budget.name)} of {budget}"]
     print_lines(*lines)
-    return int(code)
+    return int(has_difference)
 
 
 @click.command("verify")
@@ -176,9 +186,6 @@ def verify_command(model: str, outputs_only: bool, as_json: bool, **params: Any)
     return 0 if verification else 1
 
 
-# ---------------------------------------------------------------------- facts about a model or a bundle
-
-
 @click.command("inspect")
 @click.argument("model")
 @options.add_json
@@ -191,8 +198,9 @@ def inspect_command(model: str, as_json: bool, as_text: bool) -> None:
         functions = [file.read_plan(program.plan)["function"] for program in file.record.programs] if as_text else []
         facts, show = _read_bundle(file), _show_bundle
     else:
-        functions = [function := inputs.load_with_options(model)]
+        function = inputs.load_with_options(model)
         verify(function)
+        functions = [function]
         facts, show = _read_model(function), _show_model
     if as_text:
         print_lines(*map(str, functions))
@@ -203,7 +211,6 @@ def inspect_command(model: str, as_json: bool, as_text: bool) -> None:
 
 
 def _read_model(function: Function) -> dict[str, Any]:
-    """Collect the facts about a model that `xrt inspect` prints, as plain data."""
     operators = Counter(node.op for _, node in function.walk())
     constants = function.constants.values()
     return {
@@ -228,12 +235,12 @@ def _show_model(facts: Mapping[str, Any]) -> None:
 
 
 def _show_inputs_and_outputs(facts: Mapping[str, Any]) -> None:
-    rows = [(kind[:-1], name, type_) for kind in ("inputs", "outputs") for name, type_ in facts[kind].items()]
+    rows = [("input", name, type_) for name, type_ in facts["inputs"].items()]
+    rows += [("output", name, type_) for name, type_ in facts["outputs"].items()]
     show_table(("", "name", "type"), rows)
 
 
 def _read_bundle(file: BundleFile) -> dict[str, Any]:
-    """Collect the facts about a bundle that `xrt inspect` prints, as plain data."""
     record, facts, serving = file.record, file.record.facts, read_serving(file)
     return {
         "writer": f"xrt {facts['writer']}",
@@ -269,17 +276,15 @@ def _show_bundle(facts: Mapping[str, Any]) -> None:
     print_lines(f"a bundle of {facts['writer']}: {facts['model']}, for {facts['device']}; {total}, weights {weights}")
     _show_inputs_and_outputs(facts)
     show_table(("engine", "version"), list(facts["engines"].items()))
-    rows = [
-        (", ".join(program["inputs"].values()), x["name"], x["engine"], x["nodes"], "yes" if x["compiled"] else x["reason"])
-        for program in facts["programs"]
-        for x in program["regions"]
-    ]
+    rows = []
+    for program in facts["programs"]:
+        input_types = ", ".join(program["inputs"].values())
+        for region in program["regions"]:
+            compiled = "yes" if region["compiled"] else region["reason"]
+            rows.append((input_types, region["name"], region["engine"], region["nodes"], compiled))
     show_table(("program", "region", "engine", "nodes", "compiled form"), rows, numbers=("nodes",))
     if "serving" in facts:
         print_lines(f"tuned for throughput: {ServingConfiguration(**facts['serving'])}")
-
-
-# ---------------------------------------------------------------------- explain
 
 
 @click.command("explain")
@@ -307,7 +312,8 @@ def explain_command(model: str, with_memory: bool, html: Path | None, as_json: b
                 module.plan_for(**inputs.all_inputs(files, function, params["seed"]))
         if with_memory:
             module.compile()
-        explanation, memory = module.explain(), module.memory() if with_memory else None
+        explanation = module.explain()
+        memory = module.memory() if with_memory else None
     options.write_page(html, lambda: render_explanation_page(explanation, model))
     if as_json:
         print_json(explanation.to_dict() | ({} if memory is None else {"memory": memory.to_dict()}))
@@ -315,9 +321,6 @@ def explain_command(model: str, with_memory: bool, html: Path | None, as_json: b
     print_lines(explanation.describe(deviations=verbose, left_out=verbose))
     if memory is not None:
         print_lines(f"memory:\n{memory}")
-
-
-# ---------------------------------------------------------------------- compile
 
 
 @click.command("compile")
@@ -347,11 +350,13 @@ def compile_command(model: str, target: Path | None, verbose: bool, **params: An
         # A bundle is shipped: it has the plan of the lock, or there is no bundle.
         keywords["lock"] = LockedPlacement(read_lock(lock), repr(lock), must_hold=True)
     function = set_dims(function, fixed)
-    files, combinations = params["files"], [dict(zip(several, sizes, strict=True)) for sizes in product(*several.values())]
+    files = params["files"]
+    combinations = [dict(zip(several, sizes, strict=True)) for sizes in product(*several.values())]
     examples = [inputs.all_inputs(files, set_dims(function, sizes), params["seed"]) for sizes in combinations]
     began = perf_counter()
     # A cache without a limit: otherwise early sizes could be evicted before all are saved.
-    with XRTModule(function, **keywords, cache=CompileCache(disk=default_cache().disk, max_bytes=NO_LIMIT)) as module:
+    cache = CompileCache(disk=default_cache().disk, max_bytes=NO_LIMIT)
+    with XRTModule(function, **keywords, cache=cache) as module:
         if files and is_auto(keywords["engine"]):
             module.plan_for(**examples[0])  # measured on these inputs instead of random ones
         try:
@@ -362,7 +367,8 @@ def compile_command(model: str, target: Path | None, verbose: bool, **params: An
                 module.compile(**values)
             is_open = False
         module(**examples[0])  # no bundle is written of a model that fails
-        module.save(path, *(examples[0].values() if files else ()))  # the inputs of its self-test
+        self_test_inputs = list(examples[0].values()) if files else []
+        module.save(path, *self_test_inputs)
         explanation = module.explain().describe(deviations=verbose, left_out=verbose)
     supplied = from_files(files, function)
     axes = [(function.inputs[index].name, axis, dim) for index, axis, dim in list_open_axes(function.inputs)]
@@ -390,8 +396,6 @@ def _describe_sizes(
         lines.append(f"compiled for {size_list}{hint}; for other sizes the bundle compiles when it meets them")
     return lines
 
-
-# ---------------------------------------------------------------------- quantize
 
 _PROCESSORS = {
     False: "weights of 8 bits: for this processor, x86 with VNNI, and ARM; --portable makes a file for all",
@@ -430,7 +434,7 @@ def quantize_command(model: str, target: Path, table_file: str | None, save_tabl
     # Fold constants, and merge normalizations and biases into the operators before them.
     function = prepare_for_quantization(optimize(passes.infer_shapes(function), fold=True))
     batches = inputs.read_batches(Path(params["data"]), function) if params["data"] else []
-    engines = params["engine"] and split_specs(params["engine"])
+    engines = split_specs(params["engine"]) if params["engine"] else params["engine"]
     with show_status("quantizing") as status:
         # A table from an earlier run replaces calibration; with --weights-only no ranges of values are needed.
         table = CalibrationTable.load(table_file) if table_file is not None and not is_weight_only else None
@@ -449,7 +453,8 @@ def quantize_command(model: str, target: Path, table_file: str | None, save_tabl
         quantized = quantize_weights(function, settings) if table is None else quantize(function, table, settings)
         if batches:
             status.update("measuring the error")
-            expected, actual = (_run_batches(variant, engines, batches) for variant in (function, quantized))
+            expected = _run_batches(function, engines, batches)
+            actual = _run_batches(quantized, engines, batches)
             error = ErrorBudget(1.0).measure_error(expected, actual, batches).error
         onnx.save(quantized, target)
     print_lines(f"quantized {format_count(count, 'node')} with weights")
@@ -482,6 +487,5 @@ def _make_quantization_options(params: Mapping[str, Any]) -> QuantizationOptions
 def _run_batches(
     function: Function, engines: Sequence[str] | None, batches: Sequence[Mapping[str, Any]]
 ) -> list[tuple[Any, ...]]:
-    """Run the model on each batch; return the outputs by batch. Compiled regions are not cached on disk."""
     with XRTModule(function, engines, cache=CompileCache()) as module:
         return [_as_tuple(module(**batch)) for batch in batches]

@@ -35,7 +35,6 @@ err = Console(stderr=True, highlight=False, soft_wrap=True, height=_HEIGHT)
 
 
 def print_lines(*lines: str) -> None:
-    """Print lines without rich's markup; a terminal wraps long ones."""
     for line in lines:
         out.print(line, markup=False)
 
@@ -45,7 +44,6 @@ def print_json(data: Any) -> None:
 
 
 def print_facts(as_json: bool, data: Any, *lines: str) -> None:
-    """Print ``data`` as JSON if ``as_json`` is set, else print ``lines``."""
     if as_json:
         print_json(data)
     else:
@@ -82,12 +80,11 @@ def show_table(
 
 
 def _show_blocks(columns: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
-    """Print each row as its first cell, followed by a line for each other cell that is not empty."""
     for first_cell, *cells in rows:
         out.print(first_cell or Text(columns[0]), soft_wrap=False, overflow="fold")
         for column, cell in zip(columns[1:], cells, strict=True):
             if cell:
-                line = Text.assemble(f"{column}: " * bool(column), cell)
+                line = Text.assemble(f"{column}: ", cell) if column else cell
                 out.print(Padding(line, (0, 0, 0, 2), expand=False), soft_wrap=False, overflow="fold")
 
 
@@ -95,7 +92,6 @@ STYLES = {"fastest": "bold green", "chosen": "bold green", "too noisy": "yellow"
 
 
 def format_ms(seconds: float | None) -> str:
-    """Format a time as a number of milliseconds; empty for None."""
     return "" if seconds is None else f"{1e3 * seconds:.4g}"
 
 
@@ -130,7 +126,6 @@ def show_status(text: str) -> Iterator[Status]:
 
 
 def complain(kind: str, message: str) -> None:
-    """Print a message on standard error after its ``kind``, such as "error" or "warning"."""
     # Text instead of markup: rich would read brackets in a message as styles.
     style = "bold red" if kind == "error" else "yellow"
     err.print(Text(f"{kind}: ", style=style) + Text(message))

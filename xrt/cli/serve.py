@@ -39,15 +39,15 @@ def parse_models(texts: Sequence[str]) -> dict[str, dict[str, str]]:
         if "=" in text and (not name or not path or label.endswith(":")):
             raise OptionError(f"a model is PATH, NAME=PATH or NAME:VERSION=PATH; got {text!r}")
         name = name or Path(path).stem
+        version = version or "1"
         versions = paths.setdefault(name, {})
-        if (version or "1") in versions:
+        if version in versions:
             raise OptionError(f"model {name!r} is given twice; give each its own name, or a version: {name}:2={path}")
-        versions[version or "1"] = path
+        versions[version] = path
     return paths
 
 
 def _parse_batch(context: click.Context, parameter: click.Parameter, sizes: tuple[int, ...] | None) -> int | list[int] | None:
-    """Convert the value of ``--batch``: one size to an int, several to a list; None if the option is not set."""
     if sizes is None:
         return None
     return list(sizes) if len(sizes) > 1 else sizes[0]
@@ -113,9 +113,10 @@ def serve_command(models: tuple[str, ...], **params: Any) -> int:
         if reason:
             complain("warning", f"not ready: {reason}")
         else:
-            files = [model for model in application.models if not is_bundle(paths[model.name][model.version])]
-            lines = [f"{model.name}: on {model.module.engines[0]} (default engine)" for model in files]
-            print_lines("ready", *([] if params["engine"] else lines))
+            print_lines("ready")
+            for model in application.models:
+                if not params["engine"] and not is_bundle(paths[model.name][model.version]):
+                    print_lines(f"{model.name}: on {model.module.engines[0]} (default engine)")
         out.file.flush()
 
     network = {name: params[name] for name in ("host", "port", "grpc_port", "drain")}
@@ -152,11 +153,7 @@ def export_triton_command(bundle: str, repository: str, **params: Any) -> None:
     print_lines(f"{model}: config.pbtxt, {params['version']}/model.py and {params['version']}/model.xrt")
 
 
-# ---------------------------------------------------------------------- files of rows
-
-
 def _parse_columns(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    """Parse strings such as ``ids=tokens`` to a dict from input name to column name."""
     pairs = [text.partition("=") for text in texts]
     columns = {name: column for name, _, column in pairs}
     if len(columns) < len(pairs) or not all((*columns, *columns.values())):

@@ -51,8 +51,7 @@ if TYPE_CHECKING:
 
 DETAILS = ("regions", "note")
 """Columns that are shown if the output is not a terminal, or with -v."""
-INTERRUPTED, UNDECIDED = 130, 3
-"""Exit codes."""
+INTERRUPTED, UNDECIDED = 130, 3  # exit codes
 FILE_TIME_STEP = 2.0
 """A file system may round the time of a file down by this many seconds."""
 COMPARISON_SECONDS = 5.0
@@ -102,8 +101,9 @@ def tune_command(model: str, **params: Any) -> int:
     """
     if params["objective"] == "throughput":
         return _tune_throughput(model, params)
-    if len(params["batches"] or ()) == 1:
-        params["batch"], params["batches"] = params["batches"][0], None
+    if params["batches"] is not None and len(params["batches"]) == 1:
+        (params["batch"],) = params["batches"]
+        params["batches"] = None
     # Options of the other objective are an error rather than ignored.
     flags = {"batches": "batch with several sizes", "batch_dim": "batch-dim", "target": "output"}
     for name in ("p99", "batches", "instances", "batch_dim", "target"):
@@ -122,12 +122,14 @@ def tune_command(model: str, **params: Any) -> int:
     else:
         _show_result(tuned, threads, verbose=params["verbose"])
         if tuned.how == "measured":
-            _show_stored({**keywords, "threads": threads, **({"max_error": params["max_error"]} if lowering else {})}, began)
+            keywords["threads"] = threads
+            if lowering:
+                keywords["max_error"] = params["max_error"]
+            _show_stored(keywords, began)
     return {"interrupted": INTERRUPTED, "priority": 1}.get(tuned.how, 0)
 
 
 def _read_keywords(params: dict[str, Any]) -> dict[str, Any]:
-    """Make the keywords of XRTModule. ``auto`` is added to the engines, so that they are compared by measurement."""
     keywords = options.module_keywords({**params, "engine": f"{params['engine']},auto"})
     return {**keywords, "engine": list(dict.fromkeys(keywords["engine"]))}
 
@@ -151,8 +153,8 @@ def _show_result(tuned: TuningResult, threads: int, *, verbose: bool) -> None:
         ends = contender.ratio_interval
         ratio = f"{ends.median:.3f} ({ends.low:.3f}-{ends.high:.3f})" if ends else ""
         regions = str(len(contender.plan.launches))
-        ms, verdict = format_ms(contender.seconds), VERDICTS[contender.verdict]
-        rows.append((contender.title, ms, ratio, verdict, regions, contender.note))
+        ms = format_ms(contender.seconds)
+        rows.append((contender.title, ms, ratio, VERDICTS[contender.verdict], regions, contender.note))
     show_times("plan", DETAILS, rows, verbose=DETAILS if verbose else ())
     head, *_ = str(tuned).splitlines()
     print_lines("ratio: to the best single engine, with its 95 % interval")
@@ -187,20 +189,18 @@ def _show_stored(keywords: Mapping[str, Any], began: float) -> None:
     disk = default_cache().disk
     if not isinstance(disk, DiskTier):
         return
-    engines, device = keywords["engine"], keywords["device"]
-    arguments = {**keywords, "engine": engines[0] if len(engines) == 1 else engines, "device": "" if device == "cpu" else device}
-    del arguments["budget"]
+    arguments = {name: value for name, value in keywords.items() if name != "budget"}
+    if len(arguments["engine"]) == 1:
+        (arguments["engine"],) = arguments["engine"]
+    if arguments["device"] == "cpu":  # the default
+        del arguments["device"]
     call = ", ".join(f"{name}={value!r}" for name, value in sorted(arguments.items()) if value)
     is_stored = any(file.stat().st_mtime >= began for file in (disk.store.root / "decisions").glob("*.json"))
     stored = f"stored: XRTModule(MODEL, {call}) uses it for these shapes, whatever its budget"
     print_lines(stored if is_stored else f"not stored in {disk.store.root}; `xrt lock` writes a placement to a file")
 
 
-# ---------------------------------------------------------------------- throughput
-
-
 def _tune_throughput(model: str, params: dict[str, Any]) -> int:
-    """Tune for throughput, print the table, and write the lockfile and the page; return the exit code."""
     keywords = _read_keywords(params)
     budget, target = keywords.pop("budget"), params["target"]
     function = inputs.load_with_sizes(model, params)
@@ -211,15 +211,14 @@ def _tune_throughput(model: str, params: dict[str, Any]) -> int:
     # The placement is locked while its module is open; the file needs the serving record too, which follows at the end.
     locks: list[PlacementFile] = []
 
-    def lock(module: XRTModule, example: Sequence[Any]) -> None:
+    def lock_placement(module: XRTModule, example: Sequence[Any]) -> None:
         if target:
             locks.append(lock_module(module, example, source, COMPARISON_SECONDS))
 
-    with XRTModule(function, **keywords) as module:
+    with XRTModule(function, **keywords) as module, show_status("tuning for throughput") as status:
+        limits |= {"seed": params["seed"], "budget": budget, "use": lock_placement}
+        result = tune_throughput(module, kwargs=values, progress=lambda state: status.update(state.text), **limits)
         threads = module.threads
-        with show_status("tuning for throughput") as status:
-            seed, show = params["seed"], lambda state: status.update(state.text)
-            result = tune_throughput(module, kwargs=values, seed=seed, budget=budget, progress=show, use=lock, **limits)
     if params["as_json"]:
         print_json({"model": model, "threads": threads, **result.to_dict()})
     else:
@@ -227,14 +226,16 @@ def _tune_throughput(model: str, params: dict[str, Any]) -> int:
         show_table(COLUMNS, cells, numbers=POINT_NUMBERS, whole=("verdict",))
         print_lines(result.headline, result.summary, *result.notes)
     options.write_page(params["html"], lambda: render_throughput_page(result, model))
-    if locks and (record := result.to_record()) is not None:
-        write_placement(locks[0].replace(serving=record), target)
+    record = result.to_record() if locks else None
+    if record is not None:
+        (lock,) = locks
+        write_placement(lock.replace(serving=record), target)
         if not params["as_json"]:
             print_lines(f"{target}: written; XRTModule(MODEL, engine='auto', lock=...) uses it")
-    return INTERRUPTED if result.is_interrupted else 0 if result.configuration else 1
+    if result.is_interrupted:
+        return INTERRUPTED
+    return 0 if result.configuration else 1
 
-
-# ---------------------------------------------------------------------- lockfiles
 
 MAX_QUIET_WIDTH = 0.1
 """If the interval of the ratio is wider than this share of the ratio, `xrt lock` reports that the machine is noisy."""
@@ -264,7 +265,8 @@ def lock_command(model: str, target: Path | None, gate: float, retune: bool, **p
             module.plan_for(**values)
         tuned = module.tuned
         if tuned is not None and tuned.how == "interrupted":
-            complain("interrupted", "nothing is locked" + f"; {path} is as it was" * path.exists())
+            unchanged = f"; {path} is as it was" if path.exists() else ""
+            complain("interrupted", f"nothing is locked{unchanged}")
             return INTERRUPTED
         # Files are named relative to the lock, a shipped model by its name.
         relate = partial(os.path.relpath, start=path.absolute().parent)
@@ -338,7 +340,8 @@ def _run_check(
     lock: PlacementFile, path: Path, *, model: str | None, engine: str | None, limit: float, budget: float, validate: str | None
 ) -> tuple[RegressionResult, tuple[str, ...]]:
     """Measure the plan of a lock; also return how the machine and the inputs differ from those recorded in the lock."""
-    engines = list(dict.fromkeys(run.engine for run in (*lock.plan, *(lock.baseline.ranges if lock.baseline else ()))))
+    competitor = lock.baseline.ranges if lock.baseline else ()
+    engines = list(dict.fromkeys(run.engine for run in (*lock.plan, *competitor)))
     _check_engine_choice(engines, split_specs(engine) if engine is not None else [])
     folder, source = path.absolute().parent, lock.model.get("source", "")
     if not model and not source:
@@ -371,7 +374,6 @@ def _run_check(
 
 
 def _check_engine_choice(engines: Sequence[str], allowed: Sequence[str]) -> None:
-    """Raise LockError for an engine of the lock whose options may name files or code, unless the caller allows it by name."""
     for spec in allowed:
         if spec not in engines:
             raise OptionError(f"--engines names {spec!r}; the lock has {', '.join(engines)}.{did_you_mean(spec, engines)}")
@@ -382,7 +384,6 @@ def _check_engine_choice(engines: Sequence[str], allowed: Sequence[str]) -> None
 
 @contextmanager
 def _convert_to_lock_error(part: str) -> Iterator[None]:
-    """Convert an OptionError into a LockError which says that ``part`` of the lock cannot be used."""
     try:
         yield
     except OptionError as error:
@@ -414,13 +415,17 @@ def _read_values(function: Function, lock: PlacementFile, folder: Path) -> tuple
 
 def _read_validation(lock: PlacementFile, folder: Path, function: Function, validate: str | None) -> list[Any] | None:
     """Read the examples on which the error of the plan was measured; None if it was not, or their file is missing."""
-    source = next((name for name in ("validate", "calibrate") if name in lock.model), None)
-    file = Path(validate) if validate is not None else folder / lock.model[source] if source else None
+    name = "validate" if "validate" in lock.model else "calibrate"
+    recorded = folder / lock.model[name] if name in lock.model else None
+    file = Path(validate) if validate is not None else recorded
     if lock.precision is None or file is None or not file.exists():
         return None
     batches = inputs.read_batches(file, function)
+    if validate is not None or name == "validate":
+        return batches
     # Without --validate the error was measured on the last fifth of --calibrate.
-    return batches if validate is not None or source == "validate" else batches[-max(2, len(batches) // 5) :]
+    count = max(2, len(batches) // 5)
+    return batches[-count:]
 
 
 def _read_number(facts: Mapping[str, str], name: str, default: str) -> int:
@@ -429,8 +434,6 @@ def _read_number(facts: Mapping[str, str], name: str, default: str) -> int:
         raise LockError(f"the lock's {name} must be a number; it is {text[:40]!r}")
     return int(text)
 
-
-# ---------------------------------------------------------------------- bench
 
 COSTS = ("ms from-to", "alone ms", "first ms", "compile s", "peak", "regions", "off by")
 """Columns of costs if the output is not a terminal."""
@@ -467,7 +470,7 @@ def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: b
     inputs from the host, and ends when its results are computed.
     """
     dims, budget = options.parse_dims(params["dims"]), params["budget"]
-    targets = [BenchTarget.parse(model, size) for model in models for size in params["batch"] or (None,)]
+    targets = [BenchTarget.parse(model, size) for model in models for size in params["batch"] or (None,)]  # None: the model's own
     targets = [replace(target, sizes=FrozenDict({**dims, **target.sizes}), files=params["files"]) for target in targets]
     if params["files"] and len(targets) > 1:
         raise OptionError("--input is for one model at one batch size; name one MODEL and at most one --batch, or leave it out")
@@ -478,7 +481,8 @@ def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: b
             options.check_sizes(set_shapes(function, from_files(target.files, function)))
     candidates = _parse_candidates(params["engine"])
     devices = _check_devices(params["device"], params["devices"] or {}, candidates)
-    threads = dict.fromkeys(validate_budget(ExecutionOptions(threads=n)) for n in params["threads"] or (get_default_budget(),))
+    thread_counts = params["threads"] or (get_default_budget(),)
+    threads = dict.fromkeys(validate_budget(ExecutionOptions(threads=count)) for count in thread_counts)
     settings = BenchOptions(
         rounds=params["rounds"],
         limit_seconds=params["time_limit"] + budget,
@@ -507,7 +511,6 @@ def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: b
 
 
 def _check_devices(default_device: str, devices: Mapping[str, str], candidates: Sequence[BenchCandidate]) -> FrozenDict[str, str]:
-    """Freeze ``devices``; raises DeviceError for an unknown device, and OptionError for an engine that no candidate has."""
     for device in (default_device, *devices.values()):
         check_device(device)
     selected = {name for candidate in candidates for name in candidate.select_devices(devices)}
@@ -524,9 +527,6 @@ def _parse_candidates(texts: tuple[str, ...]) -> list[BenchCandidate]:
     for name in dict.fromkeys(name for candidate in candidates for name in candidate.names if name != AUTO):
         registry.find_entry(name)  # raises UnknownEngine
     return candidates
-
-
-# ---------------------------------------------------------------------- on the screen
 
 
 def show_group(group: Group, *, verbose: bool) -> None:
@@ -549,7 +549,6 @@ def show_group(group: Group, *, verbose: bool) -> None:
 
 
 def _list_costs(row: ReportRow) -> tuple[str, ...]:
-    """Format the cells of the columns `COSTS` for one candidate; all are empty if it was not timed."""
     start = row.start
     if start is None or row.median_seconds is None:
         return ("",) * len(COSTS)

@@ -56,12 +56,14 @@ def conformance_command(
 ) -> int:
     """Count the tests of onnx that ENGINES (one, or several with commas) pass, decline and fail; exit code 1 when one fails."""
     specs, patterns = split_specs(engines), ",".join(cases)
-    title, failed = f"{engines}{', alternating' * params['alternate']}", 0
+    title = f"{engines}, alternating" if params["alternate"] else engines
+    failed = 0
     with show_status(title) as status:
 
         def advance(done: int, total: int, outcome: Outcome) -> None:
             nonlocal failed
-            failed += outcome.word is ResultWord.FAILED
+            if outcome.word is ResultWord.FAILED:
+                failed += 1
             failures = f", {failed} failed" if failed else ""
             status.update(f"{title}{failures}: {outcome.group}, {done:,} of {total:,}")
 
@@ -142,7 +144,6 @@ def fuzz_command(count: int, seed: int, engine: str, kinds: tuple[ModeKind, ...]
 
 
 def _check_engines(engines: list[str]) -> None:
-    """Raise OptionError if no engine is named, an engine is named twice, or the reference engine is named."""
     if not engines:
         raise OptionError("no engine is named; name some to try with --engines")
     for engine in engines:
@@ -153,7 +154,6 @@ def _check_engines(engines: list[str]) -> None:
 
 
 def _show_finding(fuzzer: Fuzzer, finding: Finding, keep: Path | None) -> None:
-    """Print a disagreement and its graph; also write it to the folder ``keep``, as an entry of the corpus."""
     complain("disagreement", str(finding))
     err.print(str(finding.sample.function), markup=False)
     if keep is not None:

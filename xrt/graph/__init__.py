@@ -4,8 +4,6 @@ A model is read into nodes over named values, and becomes a frozen Function that
 fingerprint. This package reads no files, runs no operators and does not depend on any engine.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from xrt.lazy_names import load_lazily

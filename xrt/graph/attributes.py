@@ -109,8 +109,8 @@ def _infer_kind(name: str, value: Any) -> AttrKind:
         # [1, 2.5] is a list of floats, as in Python arithmetic.
         if kinds == {AttrKind.INT, AttrKind.FLOAT}:
             kinds = {AttrKind.FLOAT}
-        kind = kinds.pop()
-        if not kinds and kind in _AS_LIST:
+        if len(kinds) == 1 and kinds <= _AS_LIST.keys():
+            (kind,) = kinds
             return _AS_LIST[kind]
         raise ModelError(f"attribute {name!r} is a list of mixed kinds: {value!r}")
     # ONNX has no boolean attributes; it stores them as INT.

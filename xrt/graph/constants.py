@@ -36,7 +36,6 @@ class FileMapping(mmap.mmap):
     stamp: Stamp | None = None
     """The file's stamp when it was mapped; None if the last write was so recent that another one might not change the times."""
     path: Path | None = None
-    """Path of the file, if known."""
     inode: tuple[int, int] | None = None
     """Device and inode number of the mapped file, if known."""
 

@@ -169,8 +169,6 @@ class Function:
         rank = {old: new for new, old in enumerate(order)}
         object.__setattr__(self, "_producer", {name: rank[i] for name, i in producer.items()})
 
-    # ------------------------------------------------------------------ producers and users
-
     def producer_index(self, value: str) -> int | None:
         """Index in `nodes` of the node that defines the value; None for inputs, constants and captures."""
         return self._producer.get(value)  # type: ignore[attr-defined, no-any-return]  # set in __post_init__
@@ -231,8 +229,6 @@ class Function:
         """Whether the value is an input, a constant or a node's output of this Function; False for captures."""
         return value in self._definitions
 
-    # ------------------------------------------------------------------ types
-
     @cached_property
     def _types(self) -> dict[str, Type]:
         types = dict(self.types)
@@ -286,8 +282,6 @@ class Function:
             for body in node.bodies:
                 yield from body.walk_constants()
 
-    # ------------------------------------------------------------------ modified copies
-
     def replace(self, **changes: Any) -> Function:
         """Copy the Function with some fields changed, which sorts and checks the nodes again."""
         return replace(self, **changes)
@@ -328,8 +322,6 @@ class Function:
         from xrt.graph.hashing import shape_key
 
         return shape_key(self)
-
-    # ------------------------------------------------------------------ comparison and text
 
     def __eq__(self, other: object) -> bool:
         """Compare contents including names. To compare up to renaming, compare `fingerprint`."""

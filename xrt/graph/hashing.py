@@ -135,10 +135,10 @@ class _Encoder:
                 yield _encode_tagged("t", self.encode_type(value))
 
     def encode_type(self, type_: Type | None) -> str:
-        entry = self._type_texts.get(id(type_))
-        if entry is None:
-            entry = self._type_texts[id(type_)] = type_, self._encode_type_text(type_)
-        return entry[1]
+        if id(type_) not in self._type_texts:
+            self._type_texts[id(type_)] = type_, self._encode_type_text(type_)
+        _, text = self._type_texts[id(type_)]
+        return text
 
     def _encode_type_text(self, type_: Type | None) -> str:
         if isinstance(type_, TensorType):

@@ -18,13 +18,13 @@ import base64
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xrt.graph.attributes import Attribute, AttrKind
-from xrt.graph.types import DType, MapType, OptionalType, SequenceType, TensorType, Type, Value
+from xrt.graph.types import Dim, DType, MapType, OptionalType, SequenceType, TensorType, Type, Value
 
 if TYPE_CHECKING:
     from xrt.graph.constants import Constant
@@ -55,13 +55,20 @@ def format_type(type_: Type | None) -> str:
     if isinstance(type_, TensorType):
         if type_.shape is None:
             return f"{type_.dtype}[...]"
-        extents = ("?" if dim is None else _format_name(dim) if isinstance(dim, str) else str(dim) for dim in type_.shape)
-        return f"{type_.dtype}[{','.join(extents)}]"
+        return f"{type_.dtype}[{','.join(map(_format_dim, type_.shape))}]"
     if isinstance(type_, MapType):
         return f"map({type_.key},{format_type(type_.value)})"
-    if isinstance(type_, SequenceType | OptionalType):
-        return f"{'seq' if isinstance(type_, SequenceType) else 'optional'}({format_type(type_.element)})"
+    if isinstance(type_, SequenceType):
+        return f"seq({format_type(type_.element)})"
+    if isinstance(type_, OptionalType):
+        return f"optional({format_type(type_.element)})"
     return "?"
+
+
+def _format_dim(dim: Dim) -> str:
+    if dim is None:
+        return "?"
+    return _format_name(dim) if isinstance(dim, str) else str(dim)
 
 
 def _format_name(name: str) -> str:
@@ -89,7 +96,8 @@ class _Printer:
 
     def list_lines(self, function: Function, indent: str, head: str) -> Iterator[str]:
         """Yield the lines of a Function, each after ``indent``; ``head`` is prepended to the first one."""
-        inputs, outputs = _format_values(function.inputs), _format_values(function.outputs)
+        inputs = _format_values(function.inputs)
+        outputs = _format_values(function.outputs)
         yield f"{indent}{head}function {_format_name(function.name)}({inputs}) -> ({outputs}) {{"
         inner = indent + "  "
         yield from (inner + line for line in self._list_declarations(function))
@@ -126,7 +134,7 @@ class _Printer:
             yield f"{indent}}}{end}"
         else:
             attributes = ", ".join(f"{_format_name(a.name)} = {self._format_attribute(a)}" for a in node.attributes)
-            yield f"{start}{f' {{{attributes}}}' if attributes else ''}{end}"
+            yield f"{start} {{{attributes}}}{end}" if attributes else f"{start}{end}"
 
     def _list_attribute_lines(self, attribute: Attribute, indent: str) -> Iterator[str]:
         """Yield the lines of one attribute of a node with bodies, ending with a comma."""
@@ -180,9 +188,6 @@ _FORMAT_ITEM: dict[AttrKind, Callable[[Any], str]] = {
 }
 
 
-# ---------------------------------------------------------------------- numbers
-
-
 def format_elements(constant: Constant) -> list[str] | None:
     """Print each element as text. None for too many numbers, or if parsing the texts would not restore every bit."""
     if constant.dtype is DType.STRING:
@@ -231,8 +236,6 @@ def _format_float(number: np.float32) -> str:
     text = str(number)
     return text if any(c in text for c in ".en") else f"{text}.0"
 
-
-# ---------------------------------------------------------------------- in a notebook
 
 MAX_PRINTED_NODES = 200  # the cell includes the text of Functions of up to this many nodes
 MAX_OPERATOR_ROWS = 12  # one more row has the sum of all other operators
@@ -299,10 +302,11 @@ def _find_flows(function: Function, groups: Sequence[range]) -> dict[Edge, int]:
     from xrt.html.views import INPUTS_BOX
 
     box_of = {index: box for box, group in enumerate(groups, 1) for index in group}
-    origins: Mapping[str, int] = {value.name: INPUTS_BOX for value in function.inputs} | {
-        name: box_of[index] for index, node in enumerate(function.nodes) for name in node.defined_names
-    }
-    reads = {(origins[name], box_of[i], name) for i, node in enumerate(function.nodes) for name in node.uses if name in origins}
+    origins = {value.name: INPUTS_BOX for value in function.inputs}
+    reads = set()
+    for index, node in enumerate(function.nodes):
+        reads |= {(origins[name], box_of[index], name) for name in node.uses if name in origins}
+        origins |= dict.fromkeys(node.defined_names, box_of[index])
     # Edges to the results have no name, so that they are drawn without a size.
     returned = {(origins[value.name], len(groups) + 1, "") for value in function.outputs if value.name in origins}
     flows: Counter[Edge] = Counter()

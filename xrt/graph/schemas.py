@@ -238,7 +238,8 @@ def format_onnx_type(type_: Type) -> str | None:
         return f"tensor({_ONNX[type_.dtype]})"
     if isinstance(type_, SequenceType | OptionalType):
         inner = format_onnx_type(type_.element)
-        return inner and f"{'seq' if isinstance(type_, SequenceType) else 'optional'}({inner})"
+        if inner is not None:
+            return f"seq({inner})" if isinstance(type_, SequenceType) else f"optional({inner})"
     return None
 
 

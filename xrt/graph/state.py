@@ -28,7 +28,6 @@ class State:
     """One persistent value."""
 
     input: str
-    """The input that reads the state."""
     output: str
     """The output that becomes the input of the next call."""
     fill: float = 0
@@ -56,7 +55,7 @@ def declare_states(function: Function, states: Iterable[State]) -> Function:
     Raises ModelError for an invalid state, as `list_states` does.
     """
     declared_states = tuple(states)
-    pairs = [[s.input, s.output, *([s.fill] if s.fill else [])] for s in declared_states]
+    pairs = [[s.input, s.output, s.fill] if s.fill else [s.input, s.output] for s in declared_states]
     declared = function.replace(metadata={**function.metadata, STATE_KEY: json.dumps(pairs, ensure_ascii=False)})
     list_states(declared)
     # A session updates an alias in place, which needs an array that keeps its size; other states are replaced by each call.
@@ -91,15 +90,16 @@ def _read_states(function: Function) -> tuple[State, ...]:
 def _is_pair(pair: object) -> bool:
     if not isinstance(pair, list) or not 2 <= len(pair) <= 3 or not all(isinstance(name, str) for name in pair[:2]):
         return False
-    # JSON's true is an int in Python, but no fill value.
-    return len(pair) == 2 or (isinstance(pair[2], int | float) and not isinstance(pair[2], bool))
+    fill = pair[2] if len(pair) == 3 else 0
+    return isinstance(fill, int | float) and not isinstance(fill, bool)  # JSON's true is an int in Python
 
 
 def find_violations(function: Function) -> Iterator[str]:
     """Yield a message for each error in the states that the metadata declares. Raises ModelError for malformed metadata."""
     if STATE_KEY not in function.metadata:
         return
-    inputs, outputs = ([value.name for value in values] for values in (function.inputs, function.outputs))
+    inputs = [value.name for value in function.inputs]
+    outputs = [value.name for value in function.outputs]
     seen: set[str] = set()
     for state in _read_states(function):
         name = f"state {state.input!r}"
@@ -131,7 +131,6 @@ class Capacity:
     length: str
     """The state of integers that counts the entries; the largest integer is the current size."""
     input: str
-    """The input whose extent along ``axis`` is the number of entries added by a call."""
     axis: int
     size: int
     """The maximum number of entries."""
@@ -152,9 +151,9 @@ def find_capacity(function: Function) -> Capacity | None:
     try:
         fields = json.loads(stored)
         capacity = Capacity(**fields)  # a dataclass checks the names of the fields, not their types
-        extents = capacity.axis, capacity.size
-        is_named = {capacity.length, capacity.input} <= {value.name for value in function.inputs}
-        if not is_named or not isinstance(capacity.dim, str) or not all(isinstance(n, int) and n >= 0 for n in extents):
+        has_inputs = {capacity.length, capacity.input} <= {value.name for value in function.inputs}
+        has_extents = all(isinstance(extent, int) and extent >= 0 for extent in (capacity.axis, capacity.size))
+        if not has_inputs or not has_extents or not isinstance(capacity.dim, str):
             raise ValueError
     except (ValueError, TypeError, RecursionError):
         problem = f"metadata {CAPACITY_KEY!r} of function {function.name!r} is {stored[:80]!r}"

@@ -73,7 +73,7 @@ def verify_types(function: Function) -> None:
 
     Call it after type inference: `verify` only sees declared types, and most models declare none for inner values.
     """
-    _raise_violations(function, _find_violations(_Scope(function), (_aliases_fit, _states_fit), TYPE_RULES))
+    _raise_violations(function, _find_violations(_Scope(function), (_check_aliases, _check_states), TYPE_RULES))
 
 
 def _raise_violations(function: Function, violations: Iterator[str]) -> None:
@@ -125,7 +125,7 @@ def _make_key(node: Node, scope: _Scope) -> object:
 # ---------------------------------------------------------------------- rules of a function
 
 
-def _captures_are_defined(scope: _Scope) -> Iterator[str]:
+def _check_captures(scope: _Scope) -> Iterator[str]:
     if scope.outer is not None:
         return  # what a body captures is defined by the Function around it, or captured there too and reported once
     for name in scope.function.captures:
@@ -141,14 +141,14 @@ def _describe_reader(function: Function, name: str) -> str:
     return "an output is" if any(value.name == name for value in function.outputs) else "the output of a body is"
 
 
-def _values_have_names(scope: _Scope) -> Iterator[str]:
+def _check_value_names(scope: _Scope) -> Iterator[str]:
     for kind, values in (("input", scope.function.inputs), ("output", scope.function.outputs)):
         for index, value in enumerate(values):
             if not value.name:
                 yield f"{kind} {index + 1} has no name"
 
 
-def _opsets_are_known(scope: _Scope) -> Iterator[str]:
+def _check_opset_versions(scope: _Scope) -> Iterator[str]:
     for domain, version in scope.function.opsets.items():
         newest = latest_version(domain)
         if newest and not 1 <= version <= newest:
@@ -156,7 +156,7 @@ def _opsets_are_known(scope: _Scope) -> Iterator[str]:
             yield f"opset {version} of {format_domain(domain)} is not known: the installed onnx knows 1 to {newest}{advice}"
 
 
-def _declared_types_agree(scope: _Scope) -> Iterator[str]:
+def _check_declared_types(scope: _Scope) -> Iterator[str]:
     function = scope.function
     declared = [*function.types.items(), *((v.name, v.type) for v in function.outputs)]
     input_types = {v.name: v.type for v in function.inputs}
@@ -167,7 +167,7 @@ def _declared_types_agree(scope: _Scope) -> Iterator[str]:
             yield f"{kind} {name!r} is {actual}, but is also declared as {type_}"
 
 
-def _aliases_fit(scope: _Scope) -> Iterator[str]:
+def _check_aliases(scope: _Scope) -> Iterator[str]:
     function = scope.function
     inputs = [value.name for value in function.inputs]
     outputs = [value.name for value in function.outputs]
@@ -189,11 +189,11 @@ def _aliases_fit(scope: _Scope) -> Iterator[str]:
         seen.add(target)
 
 
-def _states_fit(scope: _Scope) -> Iterator[str]:
+def _check_states(scope: _Scope) -> Iterator[str]:
     return find_state_violations(scope.function)
 
 
-def _bodies_share_opsets(scope: _Scope) -> Iterator[str]:
+def _check_body_opsets(scope: _Scope) -> Iterator[str]:
     for node in scope.function.nodes:
         for body in node.bodies:
             if body.opsets != scope.function.opsets:
@@ -201,27 +201,28 @@ def _bodies_share_opsets(scope: _Scope) -> Iterator[str]:
 
 
 FUNCTION_RULES = (
-    _captures_are_defined,
-    _values_have_names,
-    _opsets_are_known,
-    _declared_types_agree,
-    _aliases_fit,
-    _states_fit,
-    _bodies_share_opsets,
+    _check_captures,
+    _check_value_names,
+    _check_opset_versions,
+    _check_declared_types,
+    _check_aliases,
+    _check_states,
+    _check_body_opsets,
 )
 
 
 # ---------------------------------------------------------------------- rules of a node
 
 
-def _domain_is_imported(case: _Case) -> Iterator[str]:
+def _check_domain(case: _Case) -> Iterator[str]:
     if case.version is None and case.node.domain != LAUNCH_DOMAIN:
         imported = ", ".join(format_domain(domain) for domain in case.scope.function.opsets) or "none"
         yield f"the function imports no opset for {format_domain(case.node.domain)} (it imports: {imported})"
 
 
-def _operator_is_known(case: _Case) -> Iterator[str]:
-    node, newest = case.node, latest_version(case.node.domain)
+def _check_operator(case: _Case) -> Iterator[str]:
+    node = case.node
+    newest = latest_version(node.domain)
     if case.version is None or not newest or not 1 <= case.version <= newest:
         return
     if case.operator is None:
@@ -230,7 +231,7 @@ def _operator_is_known(case: _Case) -> Iterator[str]:
         yield why_deprecated(case.operator, case.version)
 
 
-def _inputs_fit(case: _Case) -> Iterator[str]:
+def _check_inputs(case: _Case) -> Iterator[str]:
     operator, inputs = case.operator, case.node.inputs
     if operator is None:
         return
@@ -242,12 +243,12 @@ def _inputs_fit(case: _Case) -> Iterator[str]:
             yield f"input {index + 1} ({operator.formal_input(index).name}) is omitted, but the operator requires it"
 
 
-def _outputs_fit(case: _Case) -> Iterator[str]:
+def _check_outputs(case: _Case) -> Iterator[str]:
     if case.operator is not None and not case.operator.allows_outputs(len(case.node.outputs)):
         yield f"has {case.operator.output_count} output(s); the node defines {len(case.node.outputs)}"
 
 
-def _attributes_fit(case: _Case) -> Iterator[str]:
+def _check_attributes(case: _Case) -> Iterator[str]:
     if case.operator is None:
         return
     formals = case.operator.attributes
@@ -262,7 +263,7 @@ def _attributes_fit(case: _Case) -> Iterator[str]:
         yield f"needs the attribute {name!r} ({formals[name].kind.name.lower()})"
 
 
-def _types_fit(case: _Case) -> Iterator[str]:
+def _check_input_types(case: _Case) -> Iterator[str]:
     if case.operator is None or not case.operator.allows_inputs(len(case.node.inputs)) or not case.node.inputs:
         return
     names = case.node.inputs
@@ -272,7 +273,7 @@ def _types_fit(case: _Case) -> Iterator[str]:
         yield str(error)
 
 
-def _bodies_fit(case: _Case) -> Iterator[str]:
+def _check_body_signatures(case: _Case) -> Iterator[str]:
     if case.operator is None or case.operator.name not in _BODY_COUNTS:
         return
     inputs, outputs = _BODY_COUNTS[case.operator.name](case.node, case.operator)
@@ -289,21 +290,21 @@ _BODY_COUNTS: dict[str, Callable[[Node, Operator], tuple[int, int]]] = {
     "Loop": lambda node, _: (max(len(node.inputs), 2), len(node.outputs) + 1),  # inputs: iteration, condition; outputs: condition
     "SequenceMap": lambda node, _: (len(node.inputs), len(node.outputs)),
     # Version 8 has an additional input, the lengths of the sequences.
-    "Scan": lambda node, operator: (len(node.inputs) - (operator.since_version < 9), len(node.outputs)),
+    "Scan": lambda node, operator: (len(node.inputs) - (1 if operator.since_version < 9 else 0), len(node.outputs)),
 }
 
 
-def _device_is_valid(case: _Case) -> Iterator[str]:
+def _check_device(case: _Case) -> Iterator[str]:
     if case.node.device and not is_device(case.node.device):
         yield f"device {case.node.device!r} is unknown; a device is 'cpu', 'cuda', or has a number, such as 'cuda:1'"
 
 
-def _results_fit(case: _Case) -> Iterator[str]:
+def _check_body_results(case: _Case) -> Iterator[str]:
     """Yield a violation for each output of a body that has the wrong type; extents are ignored."""
     if case.node.op == "If":
         then_scope = _Scope(case.node.attr("then_branch"), outer=case.scope)
         else_scope = _Scope(case.node.attr("else_branch"), outer=case.scope)
-        # `_bodies_fit` reports branches with different numbers of outputs.
+        # `_check_body_signatures` reports branches with different numbers of outputs.
         pairs = zip(then_scope.function.outputs, else_scope.function.outputs, strict=False)
         for number, (a, b) in enumerate(pairs, 1):
             then_type, else_type = then_scope.type_of(a.name), else_scope.type_of(b.name)
@@ -311,7 +312,8 @@ def _results_fit(case: _Case) -> Iterator[str]:
                 types = f"{a.name!r} is {then_type} and {b.name!r} is {else_type}"
                 yield f"output {number} of both branches must have one type; {types}"
     for name, body, output in _find_carried_values(case):
-        type_before, type_after = case.scope.type_of(name), _Scope(body, outer=case.scope).type_of(output)
+        type_before = case.scope.type_of(name)
+        type_after = _Scope(body, outer=case.scope).type_of(output)
         if _differ(type_before, type_after):
             types = f"{name!r} is {type_before} and {output!r} is {type_after}"
             yield f"a carried value of body {body.name!r} must keep its type; {types}"
@@ -321,9 +323,12 @@ def _find_carried_values(case: _Case) -> Iterator[tuple[str, Function, str]]:
     """Yield each loop-carried value of a Loop or Scan: the node's input, the body, and the body's output."""
     node = case.node
     if node.op == "Loop":
-        inputs, first_output = node.inputs[2:], 1  # without trip count and condition
+        inputs = node.inputs[2:]  # without trip count and condition
+        first_output = 1  # output 0 is the condition
     elif node.op == "Scan" and case.operator is not None and case.operator.since_version >= 9:  # 8 has an input for lengths
-        inputs, first_output = node.inputs[: len(node.inputs) - node.attr("num_scan_inputs", 0)], 0
+        carried_count = len(node.inputs) - node.attr("num_scan_inputs", 0)
+        inputs = node.inputs[:carried_count]
+        first_output = 0
     else:
         return
     for body in node.bodies:
@@ -342,15 +347,15 @@ def _differ(a: Type | None, b: Type | None) -> bool:
     return isinstance(a, kinds) and isinstance(b, kinds)
 
 
-TYPE_RULES = (_types_fit, _results_fit)
+TYPE_RULES = (_check_input_types, _check_body_results)
 """Rules checked after type inference."""
 NODE_RULES = (
-    _domain_is_imported,
-    _operator_is_known,
-    _inputs_fit,
-    _outputs_fit,
-    _attributes_fit,
-    _types_fit,
-    _bodies_fit,
-    _device_is_valid,
+    _check_domain,
+    _check_operator,
+    _check_inputs,
+    _check_outputs,
+    _check_attributes,
+    _check_input_types,
+    _check_body_signatures,
+    _check_device,
 )

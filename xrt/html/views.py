@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-# ---------------------------------------------------------------------- figures
-
 TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
@@ -55,8 +53,9 @@ def format_ratio(ratio: float) -> str:
     >>> format_ratio(1.0249), format_ratio(93.46), format_ratio(1234.5)
     ('1.02', '93.5', '1234')
     """
-    decimals = 2 if ratio < 10 else int(ratio < 100)
-    return f"{ratio:.{decimals}f}"
+    if ratio < 10:
+        return f"{ratio:.2f}"
+    return f"{ratio:.1f}" if ratio < 100 else f"{ratio:.0f}"
 
 
 def format_ratio_interval(ratio: RatioInterval | None) -> str:
@@ -105,7 +104,9 @@ def format_list(words: list[str]) -> str:
     >>> format_list(["a"]), format_list(["a", "b", "c"])
     ('a', 'a, b and c')
     """
-    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _choose_time_unit(value: float) -> tuple[float, str]:
@@ -128,8 +129,6 @@ FORMATS: tuple[Callable[..., str], ...] = (
 )
 """The filters of the templates."""
 
-
-# ---------------------------------------------------------------------- templates
 
 ROOT_CLASS = "xrt-view"
 """The class of a view's root element."""
@@ -197,8 +196,6 @@ def _read(name: str) -> str:
     return _COMMENT.sub("", text).replace("&", ROOT_SELECTOR)
 
 
-# ---------------------------------------------------------------------- plans, bars and boxes
-
 INPUTS = -1
 """`RegionInput.source` of a value that is an input of the model."""
 
@@ -217,8 +214,6 @@ class RegionInput:
 
 @dataclass(frozen=True, slots=True)
 class PlanRegion:
-    """One region of a plan."""
-
     name: str
     engine: str
     nodes: int
@@ -226,7 +221,6 @@ class PlanRegion:
     """Number of nodes per operator, most frequent first."""
     reads: tuple[RegionInput, ...]
     is_output: bool
-    """Whether the region computes an output of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,11 +230,10 @@ class MeanCall:
     calls: int
     seconds: float
     regions: tuple[float, ...]
-    """In execution order."""
+    """Seconds of each region, in the order in which the regions run."""
 
     @property
     def seconds_outside(self) -> float:
-        """Time of a call outside of the regions."""
         return max(0.0, self.seconds - sum(self.regions))
 
     @property
@@ -261,13 +254,10 @@ MAX_REGION_ROWS = 12
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """The time of a candidate."""
-
     name: str
     kind: str
     """``fastest``, ``chosen`` and ``tie`` stand out; ``slower``, ``wrong`` and ``failed`` do not."""
     verdict: str
-    """The kind in words."""
     seconds: float
     interval: Interval | None = None
     note: str = ""
@@ -287,9 +277,12 @@ def make_bars(rows: Sequence[Bar]) -> list[dict[str, Any]]:
 
 def _make_bar(row: Bar, axis_end: float) -> dict[str, Any]:
     is_cut = row.seconds > axis_end
-    ends = [_format_share(end, axis_end) for end in (row.interval.low, row.interval.high)] if row.interval else []
+    ends = []
+    if row.interval:
+        ends = [_format_share(row.interval.low, axis_end), _format_share(row.interval.high, axis_end)]
     note = f", {row.note}" if row.note else ""
-    figure = format_seconds_interval(row.seconds, row.interval) + note + (" (the bar is cut)" if is_cut else "")
+    cut = " (the bar is cut)" if is_cut else ""
+    figure = f"{format_seconds_interval(row.seconds, row.interval)}{note}{cut}"
     fields = {name: getattr(row, name) for name in ("name", "kind", "verdict", "seconds")}
     return {**fields, "width": _format_share(row.seconds, axis_end), "is_cut": is_cut, "ends": ends, "figure": figure}
 
@@ -298,13 +291,8 @@ def _format_share(value: float, axis_end: float) -> str:
     return f"{100 * min(value / axis_end, 1.0):.3f}%"
 
 
-# ---------------------------------------------------------------------- timelines
-
-
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """A plan with the times of its regions."""
-
     name: str
     plan: Sequence[PlanRegion]
     timeline: MeanCall
@@ -340,12 +328,18 @@ def _make_strip(strip: Strip, axis_end: float, colors: Mapping[str, str]) -> dic
 
 def _find_spans(plan: Sequence[PlanRegion], timeline: MeanCall, axis_end: float) -> Iterator[tuple[str, str, float, float]]:
     """Yield engine, name, start and seconds of each span. A span is a region, or several short neighbors on one engine."""
-    regions = list(zip(plan, timeline.starts, timeline.regions, strict=False))
-    for (engine, is_short), group in groupby(regions, lambda item: (item[0].engine, item[2] < MIN_SPAN * axis_end)):
+
+    def get_span_key(timed_region: tuple[PlanRegion, float, float]) -> tuple[str, bool]:
+        region, _, length = timed_region
+        return region.engine, length < MIN_SPAN * axis_end
+
+    timed_regions = zip(plan, timeline.starts, timeline.regions, strict=False)
+    for (engine, is_short), group in groupby(timed_regions, get_span_key):
         members = list(group)
         if is_short:
             # A region narrower than a pixel would be invisible, so that short neighbors share a span.
-            yield engine, format_count(len(members), "region"), members[0][1], sum(length for _, _, length in members)
+            _, first_start, _ = members[0]
+            yield engine, format_count(len(members), "region"), first_start, sum(length for _, _, length in members)
         else:
             yield from ((engine, region.name, start, length) for region, start, length in members)
 
@@ -405,7 +399,6 @@ class Box:
     color: str = ""
     """CSS class; empty for inputs and outputs."""
     title: str = ""
-    """Tooltip with the full text."""
 
 
 def draw_plan(name: str, plan: Sequence[PlanRegion], timeline: MeanCall | None, colors: Mapping[str, str]) -> dict[str, Any]:
@@ -451,15 +444,21 @@ def draw_boxes(inner: Sequence[Box], flows: Mapping[Edge, int], description: str
     for index, box in enumerate(boxes):
         graph.node(index, width=BOX_WIDTH if box.color else BOX_WIDTH / 2, height=BOX_HEIGHT if box.color else END_BOX_HEIGHT)
     for (source, target), label in zip(flows, labels, strict=True):
-        extent: dict[str, Any] = {"label_size": {"width": _measure_label(label), "height": END_BOX_HEIGHT / 2}} if label else {}
-        graph.edge(source, target, **extent)
+        if label:
+            graph.edge(source, target, label_size={"width": _measure_label(label), "height": END_BOX_HEIGHT / 2})
+        else:
+            graph.edge(source, target)
     drawing = layout(graph, options=LAYOUT)
-    anchors = [
-        (edge["label_anchor"]["x"], _measure_label(label)) for edge, label in zip(drawing.edges, labels, strict=True) if label
-    ]
     # Labels may reach beyond the outermost boxes: the drawing is widened to contain them.
-    left = MARGIN - min([drawing.bounds["min"]["x"], *(x - width / 2 for x, width in anchors)])
-    right = MARGIN + max([drawing.bounds["max"]["x"], *(x + width / 2 for x, width in anchors)])
+    left_edges = [drawing.bounds["min"]["x"]]
+    right_edges = [drawing.bounds["max"]["x"]]
+    for edge, label in zip(drawing.edges, labels, strict=True):
+        if label:
+            center = edge["label_anchor"]["x"]
+            left_edges.append(center - _measure_label(label) / 2)
+            right_edges.append(center + _measure_label(label) / 2)
+    left = MARGIN - min(left_edges)
+    right = MARGIN + max(right_edges)
     return {
         "description": description,
         "width": round(left + right),
@@ -470,13 +469,13 @@ def draw_boxes(inner: Sequence[Box], flows: Mapping[Edge, int], description: str
 
 
 def _measure_label(label: str) -> int:
-    """Width of a label in pixels."""
     return 7 * len(label) + 4
 
 
 def _place_box(box: Box, node: Mapping[str, Any], left: float) -> dict[str, Any]:
-    center, extent = node["center"], node["size"]
-    x, y = center["x"] - extent["width"] / 2 + left, center["y"] - extent["height"] / 2 + MARGIN
+    extent = node["size"]
+    x = node["center"]["x"] - extent["width"] / 2 + left
+    y = node["center"]["y"] - extent["height"] / 2 + MARGIN
     return {"lines": box.lines, "color": box.color, "title": box.title, "left": round(x, 1), "top": round(y, 1), **extent}
 
 
@@ -514,9 +513,6 @@ def _describe(name: str, plan: Sequence[PlanRegion], groups: Sequence[range]) ->
     return f"The plan of {name}: {format_count(len(plan), 'region')}, {parts}{note}. The table of regions has the same in words."
 
 
-# ---------------------------------------------------------------------- boxes
-
-
 def split_in_boxes(count: int) -> list[range]:
     """Assign ``count`` regions to boxes by index: one region to each box, or several consecutive regions for many.
 
@@ -531,15 +527,17 @@ def _make_box(regions: Sequence[PlanRegion], total: float | None, timeline: Mean
     """Create the box of one or several consecutive regions. Its color is that of the most frequent engine."""
     first, last = regions[0], regions[-1]
     engines = Counter(region.engine for region in regions)
-    color = colors[engines.most_common(1)[0][0]]
-    share = f", {format_percent(total / timeline.seconds)}" if total is not None and timeline and timeline.seconds else ""
-    time = (
-        f"{format_seconds(total)}{share}" if total is not None else format_count(sum(region.nodes for region in regions), "node")
-    )
+    ((main_engine, _),) = engines.most_common(1)
+    color = colors[main_engine]
+    if total is None:
+        size = format_count(sum(region.nodes for region in regions), "node")
+    else:
+        share = f", {format_percent(total / timeline.seconds)}" if timeline and timeline.seconds else ""
+        size = f"{format_seconds(total)}{share}"
     if first is last:
-        return Box((first.engine, list_operators(first), time), color, f"{first.name}: {format_count(first.nodes, 'node')}")
+        return Box((first.engine, list_operators(first), size), color, f"{first.name}: {format_count(first.nodes, 'node')}")
     engine_list = format_list([f"{count} on {engine}" for engine, count in engines.most_common()])
-    return Box((format_count(len(regions), "region"), engine_list, time), color, f"{first.name} to {last.name}: {engine_list}")
+    return Box((format_count(len(regions), "region"), engine_list, size), color, f"{first.name} to {last.name}: {engine_list}")
 
 
 def _find_flows(plan: Sequence[PlanRegion], groups: Sequence[range]) -> dict[Edge, int]:

@@ -56,9 +56,6 @@ def count_granted_threads() -> int | None:
     return max(1, int(context.get_assigned_resources().get("CPU", 0)))
 
 
-# ---------------------------------------------------------------------- Ray Data
-
-
 class Predictor:
     """A class for `ray.data.Dataset.map_batches`: loads a bundle or an ONNX file once, and adds the model's outputs to batches.
 
@@ -133,9 +130,6 @@ def load_once(key: str, load: Callable[[], Any]) -> Any:
             _LOADED.pop(old_key, None)  # another thread may have removed it
         model = _LOADED[key] = load()
     return model
-
-
-# ---------------------------------------------------------------------- batch jobs
 
 
 def run_cluster_job(
@@ -232,15 +226,11 @@ def _get_reports(ray: Any, reference: Any) -> list[ChunkReport]:
 
 
 def _run_in_task(job: BatchJob, folder: str, chunks: Sequence[Chunk]) -> list[ChunkReport]:
-    """Compute chunks in a task of Ray. The process loads the model once for all its tasks."""
     from xrt.integrations.batch.job import run_chunk
 
     threads = count_granted_threads()
     model = load_once(f"{job!r} {stamp_model(job.model)} {threads}", lambda: job.open_model(threads))
     return [run_chunk(job, model, folder, chunk) for chunk in chunks]
-
-
-# ---------------------------------------------------------------------- Ray Serve
 
 
 def deployment(
@@ -322,7 +312,8 @@ class ModelReplica:
         from xrt.serve import app
 
         # Instances run at the same time, so they share the CPUs.
-        granted, instances = count_granted_threads() or 1, options.get("instances") or 1
+        granted = count_granted_threads() or 1
+        instances = options.get("instances") or 1
         self._application = app(
             model,
             engine=engine,

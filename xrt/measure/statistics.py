@@ -71,7 +71,8 @@ def compute_ratio_of_medians(times: Sequence[float], base_times: Sequence[float]
     """
     # A candidate that ran out of time has fewer rounds.
     count = min(len(times), len(base_times))
-    numerator, denominator = np.asarray(times[:count], np.float64), np.asarray(base_times[:count], np.float64)
+    numerator = np.asarray(times[:count], np.float64)
+    denominator = np.asarray(base_times[:count], np.float64)
     # The same rounds for both candidates keep them paired.
     samples = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
     medians = np.median(numerator[samples], axis=1) / np.median(denominator[samples], axis=1)
@@ -126,7 +127,6 @@ class Timing:
 
     @property
     def interval(self) -> Interval:
-        """95 % bootstrap interval of the median."""
         ratio_interval = bootstrap(self.seconds)
         return Interval(ratio_interval.low, ratio_interval.high)
 
@@ -146,7 +146,6 @@ def compute_ratio(timing: Timing, bases: Sequence[Timing]) -> RatioInterval:
 
 
 def judge_ratio(ratio: RatioInterval) -> Literal["slower", "tie", "too noisy"]:
-    """Judge a candidate by the ratio of its time to the time of the fastest candidate."""
     if ratio.is_loss:
         return "slower"
     return "tie" if ratio.high <= 1 + MAX_TIE else "too noisy"

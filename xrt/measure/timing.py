@@ -58,7 +58,6 @@ def sample_call_times(call: Call, seconds: float, *, clock: Clock = time.perf_co
 
 
 def _warm_up_calls(call: Call, seconds: float, clock: Clock) -> int:
-    """Warm up for about ``seconds``, and choose the number of calls per sample."""
     times = [measure_call(call, 1, clock)]
     while sum(times) < seconds and len(times) < MAX_SAMPLE_WARM_UP_CALLS:
         times.append(measure_call(call, 1, clock))
@@ -160,8 +159,6 @@ MAX_WARM_UP_CALLS = 200
 
 @dataclass(frozen=True, slots=True)
 class Warmup:
-    """Result of a warm-up."""
-
     calls: int
     steady: bool
     """Whether the times settled before calls or seconds ran out."""
@@ -187,12 +184,11 @@ def is_steady(times: Sequence[float]) -> bool:
     """
     if len(times) < 2 * WINDOW_CALLS:
         return False
-    previous, last = times[-2 * WINDOW_CALLS : -WINDOW_CALLS], times[-WINDOW_CALLS:]
+    previous = times[-2 * WINDOW_CALLS : -WINDOW_CALLS]
+    last = times[-WINDOW_CALLS:]
     low, median, high = statistics.quantiles(last, n=4)
     return abs(statistics.median(previous) - median) <= max(MAX_STEADY_CHANGE * median, (high - low) / 2)
 
-
-# ---------------------------------------------------------------------- load
 
 Instance: TypeAlias = Callable[[int, int], object]
 """Serves a batch of requests. The arguments are the index of the first request and the number of requests."""
@@ -230,12 +226,14 @@ def run_closed_loop(
         start_time = clock()
         issue_times.extend([start_time] * concurrency)
 
+    lock = threading.Lock()
     # All instances start together, after their warm-up.
-    lock, barrier = threading.Lock(), threading.Barrier(len(instances), issue_first_requests)
+    barrier = threading.Barrier(len(instances), issue_first_requests)
 
     def serve(number: int) -> list[tuple[float, list[float]]]:
         """Serve batches with one instance; return the end of each batch and when its requests were issued."""
-        instance, first = instances[number], number * batch
+        instance = instances[number]
+        first = number * batch
         try:
             for _ in range(2):  # warm up
                 instance(first, batch)
@@ -256,13 +254,16 @@ def run_closed_loop(
         return batches
 
     batches_by_instance = [serve(0)] if len(instances) == 1 else _run_in_threads(serve, len(instances))
-    end_time = min(batches[-1][0] for batches in batches_by_instance)  # later, some instances are idle
+    end_times = [end for *_, (end, _) in batches_by_instance]
+    end_time = min(end_times)  # later, some instances are idle
     counted = [(end, issued) for batches in batches_by_instance for end, issued in batches if end <= end_time]
-    requests = [(end, time_) for end, issued in counted for time_ in issued]
+    requests = [(end, issue_time) for end, issued in counted for issue_time in issued]
     # The first requests were all issued at once and waited less than later requests: count them only if there are no others.
-    latencies = [end - time_ for end, time_ in requests if time_ > start_time] or [end - time_ for end, time_ in requests]
+    later_requests = [(end, issue_time) for end, issue_time in requests if issue_time > start_time]
+    latencies = [end - issue_time for end, issue_time in later_requests or requests]
     p50, p99 = (float(value) for value in np.quantile(latencies, (0.5, 0.99), method="higher"))
-    return LoadResult(concurrency, batch * len(counted) / (end_time - start_time), len(latencies), p50, p99)
+    rate = batch * len(counted) / (end_time - start_time)
+    return LoadResult(concurrency, rate, len(latencies), p50, p99)
 
 
 def _run_in_threads(serve: Callable[[int], Any], count: int) -> list[Any]:

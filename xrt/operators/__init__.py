@@ -1,7 +1,5 @@
 """ONNX's operators, each described once: traits, decompositions into other operators, and the rewriting of nodes."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from xrt.lazy_names import load_lazily

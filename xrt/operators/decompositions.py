@@ -37,9 +37,6 @@ def write_decomposition(writer: NodeWriter) -> str | Sequence[str] | None:
     return None if rule is None or writer.function.opsets.get("", 0) < since else rule(writer)
 
 
-# ---------------------------------------------------------------------- elementwise operators
-
-
 @decomposition("Sum", since=8)
 def _sum(w: NodeWriter) -> str:
     """Add two operands at a time."""
@@ -64,7 +61,9 @@ def _extreme(w: NodeWriter) -> str:
 def _equal(w: NodeWriter) -> str | None:
     """Write Equal of booleans as Not(Xor); keep Equal of other types."""
     type_ = w.find_type(w.x)
-    return w.op("Not", w.op("Xor", *w.node.inputs)) if type_ is not None and type_.dtype is DType.BOOL else None
+    if type_ is None or type_.dtype is not DType.BOOL:
+        return None
+    return w.op("Not", w.op("Xor", *w.node.inputs))
 
 
 @decomposition("Pow", since=7)
@@ -132,11 +131,12 @@ def _quick_gelu(w: NodeWriter) -> str:
 
 @decomposition("Gelu", since=20)
 def _gelu(w: NodeWriter) -> str | None:
-    """Compute the approximation of Gelu by tanh; keep the exact form. ONNX's body uses Pow instead of the two products."""
+    """Compute the approximation of Gelu by tanh; None for the exact Gelu. ONNX's body computes the cube by Pow."""
     if w.attr("approximate", "none") != "tanh":
         return None
     cube = w.op("Mul", w.op("Mul", w.x, w.x), w.x)
-    tanh = w.op("Tanh", w.op("Mul", w.op("Add", w.x, w.op("Mul", cube, w.number(0.044715))), w.number(np.sqrt(2 / np.pi))))
+    inner = w.op("Add", w.x, w.op("Mul", cube, w.number(0.044715)))
+    tanh = w.op("Tanh", w.op("Mul", inner, w.number(np.sqrt(2 / np.pi))))
     return w.op("Mul", w.op("Mul", w.x, w.number(0.5)), w.op("Add", tanh, w.number(1)))
 
 
@@ -148,9 +148,6 @@ def _dropout(w: NodeWriter) -> str | None:
     return None if has_mask or is_training(w.node, w.function) else w.op("Identity", w.x)
 
 
-# ---------------------------------------------------------------------- reductions and normalizations
-
-
 @decomposition("ReduceLogSumExp", since=13)
 def _log_sum_exp(w: NodeWriter) -> str | None:
     """Subtract the largest element first: ONNX's body overflows."""
@@ -160,7 +157,8 @@ def _log_sum_exp(w: NodeWriter) -> str | None:
     axes_inputs = sum_inputs = w.node.inputs[1:]
     max_attributes: dict[str, Any] = {}
     if axes_attribute is not None:  # up to opset 17: an attribute of ReduceMax, but an input of ReduceSum
-        max_attributes, sum_inputs = {"axes": tuple(axes_attribute)}, (w.integers(axes_attribute),)
+        max_attributes["axes"] = tuple(axes_attribute)
+        sum_inputs = (w.integers(axes_attribute),)
     largest = w.op("ReduceMax", w.x, *axes_inputs, **max_attributes)
     total = w.op("ReduceSum", w.op("Exp", w.op("Sub", w.x, largest)), *sum_inputs, keepdims=keepdims)
     if not keepdims:
@@ -173,7 +171,8 @@ def _lp_normalization(w: NodeWriter) -> str:
     """Divide by the p-norm: x / |x|_p along an axis; 0 where the norm is 0."""
     norm = w.reduce("ReduceL1" if w.attr("p", 2) == 1 else "ReduceL2", w.x, [w.attr("axis", -1)])
     # Where computes both branches: 0 / 1 replaces 0 / 0, whose gradient is NaN.
-    is_zero, zero, one = w.op("LessOrEqual", norm, w.number(0)), w.number(0), w.number(1)
+    is_zero = w.op("LessOrEqual", norm, w.number(0))
+    zero, one = w.number(0), w.number(1)
     return w.op("Where", is_zero, zero, w.op("Div", w.x, w.op("Where", is_zero, one, norm)))
 
 
@@ -210,11 +209,12 @@ def _instance_normalization(w: NodeWriter) -> str:
 @decomposition("LayerNormalization", since=17)
 def _layer_normalization(w: NodeWriter) -> str | None:
     """Normalize over the last axes. ONNX's body flattens the input, for which it computes shapes at run time."""
-    type_, stash = w.find_type(w.x), DType.from_onnx(w.attr("stash_type", 1))
+    type_ = w.find_type(w.x)
     if type_ is None or type_.rank is None:
         return None
-    _, mean_name, inverse_name = (*w.node.outputs, "", "")[:3]
-    axes, dtype = range(w.attr("axis", -1) % type_.rank, type_.rank), type_.dtype
+    _, mean_name, inverse_name = (*w.node.outputs, "", "")[:3]  # "" for outputs that the node omits
+    axes = range(w.attr("axis", -1) % type_.rank, type_.rank)
+    dtype, stash = type_.dtype, DType.from_onnx(w.attr("stash_type", 1))
     wide = w.x if dtype is stash else w.cast(w.x, stash)
     centered = w.op("Sub", wide, w.reduce("ReduceMean", wide, axes, output=mean_name))
     variance = w.reduce("ReduceMean", w.op("Mul", centered, centered), axes)
@@ -269,7 +269,8 @@ def _lp_pool(w: NodeWriter) -> str | None:
 def _lrn(w: NodeWriter) -> str:
     """Divide by (bias + alpha / size * sum of squares over neighboring channels)^beta; Krizhevsky et al. (2012), 3.3."""
     size = w.attr("size")
-    before, after = (size - 1) // 2, size - 1 - (size - 1) // 2
+    before = (size - 1) // 2
+    after = size - 1 - before
     shape = w.op("Shape", w.x)
     leading = w.op("Slice", shape, w.integers([0]), w.integers([2]))
     # The channels become rows of an image with one channel, over which a pool averages neighbors.
@@ -278,9 +279,6 @@ def _lrn(w: NodeWriter) -> str:
     mean = w.op("Reshape", w.op("AveragePool", w.op("Unsqueeze", rows, w.integers([1])), **pool), shape)
     scale = w.op("Add", w.op("Mul", mean, w.number(w.attr("alpha", 0.0001))), w.number(w.attr("bias", 1.0)))
     return w.op("Div", w.x, w.op("Pow", scale, w.number(w.attr("beta", 0.75))))
-
-
-# ---------------------------------------------------------------------- movement
 
 
 @decomposition("Pad", since=13)
@@ -294,7 +292,8 @@ def _pad(w: NodeWriter) -> str | None:
     if 0 in extents or axes is None:
         return None
     name = w.x
-    for axis, widths in zip(axes.tolist(), pads.reshape(2, -1).T.tolist(), strict=True):
+    widths_by_axis = pads.reshape(2, -1).T  # `pads` has all widths before an axis, then all widths after
+    for axis, widths in zip(axes.tolist(), widths_by_axis.tolist(), strict=True):
         if any(widths):
             # Padding the indices of the axis gives, for each padded element, the index of the element to copy.
             name = w.op("Gather", name, w.constant(np.pad(np.arange(extents[axis]), widths, mode)), axis=axis)
@@ -316,11 +315,12 @@ def _depth_to_space(w: NodeWriter) -> str | None:
 def _tensor_scatter(w: NodeWriter) -> str | None:
     """Update a cache by ScatterElements. Keep the operator for dynamic shapes and for the mode circular."""
     cache, update = w.find_type(w.x), w.find_type(w.node.inputs[1])
-    if cache is None or update is None or not (cache.is_static and update.is_static) or not cache.shape or not update.shape:
+    if cache is None or update is None or not cache.is_static or not update.is_static:
         return None
-    if w.attr("mode", "linear") != "linear":
+    if not cache.shape or not update.shape or w.attr("mode", "linear") != "linear":
         return None
-    rank, axis = len(update.shape), w.attr("axis", -2) % len(update.shape)
+    rank = len(update.shape)
+    axis = w.attr("axis", -2) % rank
     shape = w.extents(w.node.inputs[1])
     steps = np.arange(shape[axis], dtype=np.int32).reshape([-1 if index == axis else 1 for index in range(rank)])
     positions = w.constant(np.broadcast_to(steps, shape))

@@ -47,7 +47,6 @@ class NodeWriter:
 
     node: Node
     function: Function
-    """The Function that contains the node."""
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, Constant] = field(default_factory=dict)
 
@@ -61,13 +60,11 @@ class NodeWriter:
         return name
 
     def constant(self, value: Any, dtype: Any = None) -> str:
-        """Add a constant and return its name."""
         name = f"{self._prefix}/replaced/constant/{len(self.constants)}"
         self.constants[name] = Constant(np.array(value, dtype))
         return name
 
     def integers(self, values: Iterable[int]) -> str:
-        """Add a constant int64 vector and return its name."""
         return self.constant(list(values), np.int64)
 
     def number(self, value: float) -> str:
@@ -75,12 +72,12 @@ class NodeWriter:
         return self.constant(value, self.dtype(self.x).numpy)
 
     def cast(self, name: str, dtype: DType) -> str:
-        """Add a Cast and return the name of its result."""
         return self.op("Cast", name, to=dtype.onnx)
 
     def reduce(self, op_type: str, name: str, axes: Sequence[int], keepdims: int = 1, output: str = "") -> str:
         """Add a reduction over these axes and return the name of its result."""
-        if self.opset < (SUM_AXES_OPSET if op_type == "ReduceSum" else AXES_OPSET):
+        first_opset = SUM_AXES_OPSET if op_type == "ReduceSum" else AXES_OPSET
+        if self.opset < first_opset:
             return self.op(op_type, name, axes=tuple(axes), keepdims=keepdims, output=output)
         return self.op(op_type, name, self.integers(axes), keepdims=keepdims, output=output)
 
@@ -88,7 +85,6 @@ class NodeWriter:
         return index < len(self.node.inputs) and bool(self.node.inputs[index])
 
     def get_input(self, index: int) -> str:
-        """The name of an input; empty if absent."""
         return self.node.inputs[index] if self.has_input(index) else ""
 
     def attr(self, name: str, default: Any = None) -> Any:
@@ -116,7 +112,6 @@ class NodeWriter:
         return type_.dtype
 
     def rank(self, name: str) -> int:
-        """The rank of a tensor of the Function; raises ValueError if unknown."""
         return len(self.extents(name))
 
     def extents(self, name: str) -> tuple[int, ...]:
@@ -132,12 +127,10 @@ class NodeWriter:
 
     @property
     def opset(self) -> int:
-        """The opset of the default ONNX domain."""
         return self.function.opset()
 
     @property
     def x(self) -> str:
-        """The first input."""
         return self.node.inputs[0]
 
     def define(self, results: str | Sequence[str]) -> None:
@@ -207,7 +200,8 @@ def as_function(node: Node, function: Function) -> Function:
         if constant is not None and constant.array.size <= MAX_SHAPE_ELEMENTS:
             constants[names[name]] = constant
     # Without name, control edges and device, which do not change the result, equal layers become equal Functions.
-    new_inputs, new_outputs = (tuple(names[name] for name in old) for old in (node.inputs, node.outputs))
+    new_inputs = tuple(names[name] for name in node.inputs)
+    new_outputs = tuple(names[name] for name in node.outputs)
     single = replace(node, inputs=new_inputs, outputs=new_outputs, name="it", control=(), device="")
     return Function(
         inputs=tuple(Value(names[name], function.get_type(name)) for name in inputs if names[name] not in constants),
@@ -220,7 +214,8 @@ def as_function(node: Node, function: Function) -> Function:
 
 def _make_canonical_names(node: Node) -> dict[str, str]:
     inputs = {name: f"i{index}" for index, name in enumerate(dict.fromkeys(filter(None, node.inputs)))}
-    return inputs | {name: f"o{index}" for index, name in enumerate(node.outputs) if name} | {"": ""}
+    outputs = {name: f"o{index}" for index, name in enumerate(node.outputs) if name}
+    return {**inputs, **outputs, "": ""}  # the empty name of an omitted input or output stays empty
 
 
 def decompose_nodes(function: Function, decompose: Decompose) -> Function:

@@ -60,7 +60,8 @@ def _find_categories(function: Function) -> dict[str, Categories]:
     # In reverse: readers first. An ArrayFeatureExtractor selects columns, each of which may have a different encoder.
     for node in reversed(function.nodes):
         inherited = next((categories[name] for name in node.outputs if name in categories), None)
-        if strings := next(filter(None, map(node.attr, _CATEGORY_ATTRIBUTES)), None):
+        strings = next(filter(None, map(node.attr, _CATEGORY_ATTRIBUTES)), None)
+        if strings is not None:
             categories[node.inputs[0]] = {None: strings}
         elif inherited is not None and has_trait(node, Trait.SELECTS):
             categories[node.inputs[0]] = inherited
@@ -79,7 +80,9 @@ def _sample(value: Value, type_: Type | None, sizes: Mapping[str, int], generato
     if isinstance(type_, TensorType) and type_.shape is not None:
         shape = tuple(dim if isinstance(dim, int) else sizes.get(dim or "", 1) for dim in type_.shape)
         return _make_array(value, type_.with_shape(shape), generator, domain)
-    kind = "a map" if isinstance(type_, MapType) else "of unknown type" if type_ is None else "of unknown rank"
+    kind = "of unknown type" if type_ is None else "of unknown rank"
+    if isinstance(type_, MapType):
+        kind = "a map"
     raise InputError(f"input {value} is {kind}, so no random value can be made for it; give one")
 
 
@@ -101,7 +104,6 @@ def _make_array(value: Value, type_: TensorType, generator: np.random.Generator,
 
 
 def _read_memory_size() -> int:
-    """Physical memory in bytes; unlimited if the platform does not report it."""
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return sys.maxsize
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -110,14 +112,16 @@ def _read_memory_size() -> int:
 def _draw_strings(shape: tuple[int, ...], generator: np.random.Generator, categories: Categories) -> Array:
     strings = np.empty(shape, object)
     for index in np.ndindex(shape):
-        choices = categories.get(index[-1] if index else None) or categories.get(None) or _DEFAULT_STRINGS
+        column = index[-1] if index else None
+        choices = categories.get(column) or categories.get(None) or _DEFAULT_STRINGS
         strings[index] = choices[int(generator.integers(len(choices)))]
     return strings
 
 
 def _draw_numbers(dtype: DType, shape: tuple[int, ...], generator: np.random.Generator, rows: int | None) -> Any:
     if dtype.is_integer or dtype is DType.BOOL:
-        return generator.integers(0, rows or (256 if dtype is DType.UINT8 else 2), shape)
+        default_limit = 256 if dtype is DType.UINT8 else 2
+        return generator.integers(0, rows or default_limit, shape)
     if dtype is DType.FLOAT8E8M0:  # the type has only positive powers of two
         return np.exp2(generator.integers(-2, 3, shape))
     if dtype.numpy.kind == "c":

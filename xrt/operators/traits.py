@@ -37,7 +37,6 @@ class Trait(Flag):
     DISCONTINUOUS = auto()
     """A step function: the gradient is zero, and a rounding error can change the result by a whole step."""
     RANDOM = auto()
-    """Draws random numbers."""
     TRAINING = auto()
     """Has a training form, which may draw random numbers or update statistics."""
 

@@ -19,7 +19,6 @@ class Placement:
 
     window: Window
     extents: tuple[int, ...]
-    """Spatial extents before padding."""
     begins: tuple[int, ...]
     ends: tuple[int, ...]
     """Padding that the window reads at the end; more than ``declared_ends`` if ``ceil_mode`` adds a position."""
@@ -28,7 +27,6 @@ class Placement:
 
     @property
     def pads(self) -> list[tuple[int, int]]:
-        """Pairs of padding before and after each spatial axis."""
         return list(zip(self.begins, self.ends, strict=True))
 
     def count_elements(self, xp: Any, with_padding: bool) -> Any:
@@ -46,9 +44,10 @@ class Placement:
         """Yield (offset, index): indexing the padded tensor selects the element at this offset of every window."""
         window = self.window
         for offset in product(*map(range, window.kernel)):
-            starts = [o * d for o, d in zip(offset, window.dilations, strict=True)]
-            steps = zip(starts, self.positions, window.strides, strict=True)
-            yield offset, (..., *(slice(a, a + (n - 1) * s + 1, s) for a, n, s in steps))
+            starts = [position * dilation for position, dilation in zip(offset, window.dilations, strict=True)]
+            lengths = [(count - 1) * stride + 1 for count, stride in zip(self.positions, window.strides, strict=True)]
+            axes = zip(starts, lengths, window.strides, strict=True)
+            yield offset, (..., *(slice(start, start + length, stride) for start, length, stride in axes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +69,20 @@ class Window:
 
     @property
     def size(self) -> int:
-        """Number of elements in the window."""
         return prod(self.kernel)
 
     def place(self, extents: Sequence[int]) -> Placement:
         """Apply the window to spatial extents; raises ValueError if it does not fit into the padded tensor."""
-        axes = [self._place_axis(i, n) for i, n in enumerate(extents)]
-        begins, ends, declared, positions = (tuple(column) for column in zip(*axes, strict=True)) if axes else ((), (), (), ())
-        if any(n < 1 for n in positions):
+        axes = [self._place_axis(i, extent) for i, extent in enumerate(extents)]
+        begins = tuple(begin for begin, _, _, _ in axes)
+        ends = tuple(end for _, end, _, _ in axes)
+        declared_ends = tuple(declared_end for _, _, declared_end, _ in axes)
+        positions = tuple(count for _, _, _, count in axes)
+        if any(count < 1 for count in positions):
             raise ValueError(
                 f"a window of {list(self.spans)} does not fit into a tensor of {list(extents)} padded by {begins} and {ends}"
             )
-        return Placement(self, tuple(extents), begins, ends, declared, positions)
+        return Placement(self, tuple(extents), begins, ends, declared_ends, positions)
 
     def with_pads(self, extents: Sequence[int | None]) -> Window | None:
         """Convert `auto_pad` to explicit padding; return None if that depends on an unknown extent, which is None."""
@@ -99,9 +100,9 @@ class Window:
 
     def compute_unpooled_extents(self, positions: Sequence[int]) -> list[int]:
         """The default output extents of MaxUnpool: the input extents of a pool without dilation, less the declared padding."""
-        pads = zip(self.begins, self.ends, strict=True)
-        steps = zip(positions, self.strides, self.kernel, pads, strict=True)
-        return [(n - 1) * s - sum(axis_pads) + k for n, s, k, axis_pads in steps]
+        axes = zip(positions, self.strides, self.kernel, strict=True)
+        padded_extents = [(count - 1) * stride + kernel for count, stride, kernel in axes]
+        return [extent - begin - end for extent, begin, end in zip(padded_extents, self.begins, self.ends, strict=True)]
 
     def _place_axis(self, i: int, extent: int) -> tuple[int, int, int, int]:
         """Compute (begin padding, required end padding, declared end padding, number of positions) of axis ``i``."""
@@ -146,9 +147,12 @@ def compute_padding_trims(node: Node, window: Window, full_extents: Sequence[int
         shape = [n * s for n, s in zip(inputs, window.strides, strict=True)]
     begins, ends = list(window.begins), list(window.ends)
     if shape is not None:
-        totals = [n + e - a for n, e, a in zip(full_extents, extra, shape, strict=True)]
-        # ONNX adds the odd element at the end for SAME_UPPER, at the begin otherwise.
-        halves = [total // 2 for total in totals]
-        rests = [total - half for total, half in zip(totals, halves, strict=True)]
-        begins, ends = (halves, rests) if window.auto_pad == "SAME_UPPER" else (rests, halves)
-    return [*(-b for b in begins), *(x - e for x, e in zip(extra, ends, strict=True))]
+        for i, extent in enumerate(shape):
+            excess = full_extents[i] + extra[i] - extent
+            half = excess // 2
+            # ONNX crops the odd element at the end for SAME_UPPER, at the begin otherwise.
+            begins[i] = half if window.auto_pad == "SAME_UPPER" else excess - half
+            ends[i] = excess - begins[i]
+    trims_at_begin = [-begin for begin in begins]
+    trims_at_end = [extra_end - end for extra_end, end in zip(extra, ends, strict=True)]
+    return [*trims_at_begin, *trims_at_end]

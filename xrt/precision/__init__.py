@@ -4,8 +4,6 @@ A plan is a candidate only after its outputs were compared with those of the exa
 exact plan always takes part. Precision is not reduced without a budget.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from xrt.lazy_names import load_lazily

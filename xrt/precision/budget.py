@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -94,8 +94,6 @@ WRONG_RELATIVE_ERROR = 0.5
 
 @dataclass(frozen=True, slots=True)
 class MeasuredError:
-    """The error of a plan over several items."""
-
     error: float
     high: float | None = None
     """Upper end of the 95 % interval of ``error``; None if it is unknown because a metric fails on a subset of the items."""
@@ -150,21 +148,20 @@ class ErrorBudget:
         if self.measure == "top1":
             return _measure_top1_changes(expected, actual)
         distance = _measure_cosine if self.measure == "cosine" else _measure_relative
-        distances = [
-            [distance(*pair) for pair in _pair_float_outputs(*outputs)] for outputs in zip(expected, actual, strict=True)
-        ]
+        distances = []
+        for expected_outputs, actual_outputs in zip(expected, actual, strict=True):
+            distances.append([distance(a, b) for a, b in _pair_float_outputs(expected_outputs, actual_outputs)])
         # Combine the items of each output, then choose the output with the largest error.
-        return max(
-            (_summarize(items_of_output) for items_of_output in zip(*distances, strict=True)), key=lambda error: error.bound
-        )
+        errors = [_summarize(items_of_output) for items_of_output in zip(*distances, strict=True)]
+        return max(errors, key=lambda error: error.bound)
 
     def _measure_loss(self, metric: Metric, expected: Outputs, actual: Outputs, items: Sequence[Any]) -> MeasuredError:
-        """Measure how much the metric worsens from the expected to the actual outputs, with its upper bound."""
         sign = 1.0 if self.higher_is_better else -1.0
 
         def measure_loss(indices: Sequence[int]) -> float:
             selected = [items[index] for index in indices]
-            before, after = (self._call(metric, [outputs[i] for i in indices], selected) for outputs in (expected, actual))
+            before = self._call(metric, [expected[index] for index in indices], selected)
+            after = self._call(metric, [actual[index] for index in indices], selected)
             return sign * (before - after)
 
         loss = measure_loss(range(len(items)))
@@ -205,8 +202,9 @@ def parse_budget(value: Any) -> ErrorBudget | None:
 def _pair_float_outputs(expected: Sequence[Any], actual: Sequence[Any]) -> list[tuple[Array, Array]]:
     """Pair the expected and actual float outputs, as float64. If no output is a float, pair integers and booleans."""
     pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(expected, actual, strict=True)]
-    float_pairs = [pair for pair in pairs if pair[0].dtype.kind == "f"]
-    return [(a.astype(np.float64), b.astype(np.float64)) for a, b in float_pairs or pairs if a.dtype.kind in "fiub"]
+    float_pairs = [(a, b) for a, b in pairs if a.dtype.kind == "f"]
+    number_pairs = float_pairs or [(a, b) for a, b in pairs if a.dtype.kind in "iub"]
+    return [(a.astype(np.float64), b.astype(np.float64)) for a, b in number_pairs]
 
 
 def _measure_relative(expected: Array, actual: Array) -> tuple[float, float]:
@@ -272,7 +270,8 @@ def _count_top1_changes(expected: Sequence[Any], actual: Sequence[Any]) -> tuple
             if not a.size:
                 break
             rows, actual_rows = a.reshape(-1, a.shape[-1]), b.reshape(-1, a.shape[-1])
-            return int((rows.argmax(-1) != actual_rows.argmax(-1)).sum()), len(rows)
+            is_changed = rows.argmax(-1) != actual_rows.argmax(-1)
+            return int(is_changed.sum()), len(rows)
     return 0, 0
 
 
@@ -309,8 +308,6 @@ MAX_ITEMS = 512
 
 @dataclass(frozen=True, slots=True)
 class ExampleInputs:
-    """The inputs of one example."""
-
     example: Any
     """The example as the caller passed it, for a metric."""
     batch: int
@@ -320,10 +317,7 @@ class ExampleInputs:
 
 @dataclass(frozen=True)
 class Examples:
-    """The examples for calibration or for validation."""
-
     purpose: str
-    """``calibrate`` or ``validate``."""
     items: tuple[ExampleInputs, ...] = ()
 
     def __len__(self) -> int:
@@ -346,9 +340,10 @@ class Examples:
         Raises CalibrationError for fewer than four examples.
         """
         if len(self) < 4:
+            batches = "1 batch" if len(self) == 1 else f"{len(self)} batches"
             raise CalibrationError(
-                f"{self.purpose}= has {len(self)} batch{'es' * (len(self) != 1)}; the error must be measured on two or more "
-                "batches that are not used for calibration. Pass validate= too, or four batches or more"
+                f"{self.purpose}= has {batches}; the error must be measured on two or more batches that are not used for "
+                "calibration. Pass validate= too, or four batches or more"
             )
         # Not at random, so that every run splits them alike.
         count = max(2, len(self) // 5)
@@ -360,10 +355,11 @@ class Examples:
         ``declared`` are the model's inputs, with symbolic dims. A batch with more rows than the Function's inputs becomes several
         examples. Raises InputError if a dim that is not symbolic has another size.
         """
-        if all(_matches(value, array) for item in self.items for value, array in zip(function.inputs, item.values, strict=True)):
+        pairs = chain.from_iterable(zip(function.inputs, item.values, strict=True) for item in self.items)
+        if all(_matches(value, array) for value, array in pairs):
             return self
-        fitted = islice((example for item in self.items for example in _fit(item, function, declared, self.purpose)), MAX_ITEMS)
-        return Examples(self.purpose, tuple(fitted))
+        fitted = chain.from_iterable(_fit(item, function, declared, self.purpose) for item in self.items)
+        return Examples(self.purpose, tuple(islice(fitted, MAX_ITEMS)))
 
 
 def read_examples(data: Any, purpose: str, inputs: Sequence[Value], budget: ErrorBudget | None = None) -> Examples:
@@ -385,6 +381,8 @@ def read_examples(data: Any, purpose: str, inputs: Sequence[Value], budget: Erro
 
 def _read_example(example: Any, purpose: str, index: int, inputs: Sequence[Value], budget: ErrorBudget | None) -> ExampleInputs:
     names = [value.name for value in inputs]
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
     if isinstance(example, Mapping):
         unknown = next((name for name in example if name not in names), None)
         # A metric may read additional entries, such as labels.
@@ -393,9 +391,9 @@ def _read_example(example: Any, purpose: str, index: int, inputs: Sequence[Value
                 f"an example has {unknown!r}, which is not an input.{did_you_mean(unknown, names)} Inputs: {', '.join(names)}. "
                 "Additional entries, such as labels, need your own metric: max_error=xrt.ErrorBudget(limit, metric)"
             )
-        args, kwargs = (), {name: example[name] for name in names if name in example}
+        kwargs = {name: example[name] for name in names if name in example}
     else:
-        args, kwargs = (tuple(example) if isinstance(example, list | tuple) else (example,)), {}
+        args = tuple(example) if isinstance(example, list | tuple) else (example,)
     try:
         values = tuple(to_host(read(tuple(inputs), args, kwargs)))
     except InputError as error:
@@ -465,8 +463,6 @@ def _fit_array(array: Any, value: Value, declared: Value, index: int, count: int
 
 @dataclass(frozen=True)
 class PrecisionOptions:
-    """The options of a search for reduced precision."""
-
     budget: ErrorBudget
     validate: Examples
     calibrate: Examples = field(default_factory=lambda: Examples("calibrate"))
@@ -476,15 +472,12 @@ class PrecisionOptions:
     original: Callable[[], Function] | None = field(default=None, compare=False)
     """Builds the declared model, on which the table may have been measured. None if the model is only known in a call."""
     declared: tuple[Value, ...] = ()
-    """The inputs of the declared model, with its symbolic dims."""
 
     def is_exact(self, name: str, function: Function) -> bool:
-        """Whether the caller keeps a node in float32."""
         return any(pattern.matches(function.node(name)) for pattern in self.exact_nodes)
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the examples and of the calibration table, in hexadecimal."""
         texts = [self.calibrate.digest, self.validate.digest, self.table.dumps() if self.table is not None else ""]
         return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 

@@ -42,7 +42,6 @@ class MagnitudeHistogram:
             self.counts += np.bincount((magnitudes * (BINS / self.limit)).astype(np.int64), minlength=BINS)
 
     def _raise_limit(self, largest: float) -> None:
-        """Double the limit until it exceeds ``largest``."""
         # A power of two, so that the bins of a larger limit are unions of bins.
         limit = math.ldexp(1.0, math.frexp(largest)[1])
         if not self.limit:
@@ -74,9 +73,7 @@ class Collector:
 
     def __init__(self) -> None:
         self.least = math.inf
-        """The minimum of all batches."""
         self.most = -math.inf
-        """The maximum of all batches."""
         self.batches = 0
 
     def add(self, numbers: Array) -> None:
@@ -112,7 +109,9 @@ class MovingAverage(Collector):
         momentum = self.momentum
         # The averages start at the first batch.
         old_low, old_high = self._averages or (low, high)
-        self._averages = momentum * old_low + (1 - momentum) * low, momentum * old_high + (1 - momentum) * high
+        new_low = momentum * old_low + (1 - momentum) * low
+        new_high = momentum * old_high + (1 - momentum) * high
+        self._averages = new_low, new_high
 
     def choose(self) -> tuple[float, float]:
         return self._averages or super().choose()
@@ -163,6 +162,7 @@ class Entropy(_ThresholdCollector):
     """
 
     def find_threshold(self) -> float:
+        # With negative numbers, each sign has half of the levels.
         return find_entropy_threshold(self.histogram, LEVELS // 2 if self.least < 0 else LEVELS)
 
 
@@ -170,15 +170,18 @@ class SquaredError(_ThresholdCollector):
     """Clips at the threshold with the least squared error of clipping and rounding."""
 
     def find_threshold(self) -> float:
-        counts, width = self.histogram.counts.astype(np.float64), self.histogram.width
-        centers, ends = (np.arange(BINS) + 0.5) * width, (np.arange(BINS) + 1) * width
+        counts = self.histogram.counts.astype(np.float64)
+        centers = (np.arange(BINS) + 0.5) * self.histogram.width
+        ends = (np.arange(BINS) + 1) * self.histogram.width
         # Clipping at each end: the sum of count * (center - end)**2 over the bins above it. The square is expanded, so that the
         # sums over bins are cumulative sums of counts, counts * centers and counts * centers**2.
         terms = [counts * centers**power for power in (0, 1, 2)]
         above = [np.cumsum(term[::-1])[::-1] - term for term in terms]
         clipping = above[2] - 2 * ends * above[1] + ends**2 * above[0]
         # Rounding: a uniform error has the variance step**2 / 12.
-        step = (np.minimum(max(self.most, 0.0), ends) - np.maximum(min(self.least, 0.0), -ends)) / (LEVELS - 1)
+        high = np.minimum(max(self.most, 0.0), ends)
+        low = np.maximum(min(self.least, 0.0), -ends)
+        step = (high - low) / (LEVELS - 1)
         rounding = counts.sum() * step**2 / 12
         return float(ends[int(np.argmin(clipping + rounding))])
 
@@ -255,7 +258,6 @@ class Observer:
         self._collectors: dict[str, tuple[str, Collector]] = {}
         self._lock = renew_after_fork(threading.Lock())
         self.batches = 0
-        """Number of batches that were added."""
 
     def check(self, values: Iterable[tuple[str, Any]], kind: str = "value") -> None:
         """Raise CalibrationError if an array has NaN or infinity. ``kind`` is what the error calls a value, such as "input"."""
@@ -317,7 +319,8 @@ def group_by_bytes(names: Sequence[str], function: Function) -> Iterator[tuple[s
     size = 0
     for name in names:
         type_ = function.get_type(name)
-        nbytes = (type_.nbytes if isinstance(type_, TensorType) else None) or DEFAULT_VALUE_BYTES
+        known_bytes = type_.nbytes if isinstance(type_, TensorType) else None
+        nbytes = known_bytes or DEFAULT_VALUE_BYTES
         if group and size + nbytes > MAX_GROUP_BYTES:
             yield tuple(group)
             group, size = [], 0

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReducedPrecisionSearch:
-    """Searches for plans of reduced precision within an error budget."""
-
     options: PrecisionOptions
 
     @property
@@ -115,7 +113,6 @@ class _SearchRun:
                 attempt.close()
 
     def _why_not_reduced(self) -> str:
-        """Explain why no plan of reduced precision is searched for, or return an empty string."""
         if self.exact.how == "priority":
             return "precision is not reduced: the exact plan was not measured"
         if self.options.budget.limit <= 0:
@@ -140,7 +137,8 @@ class _SearchRun:
         self._report(f"timing {format_count(len(entrants), 'plan')} in turn")
         # The candidates may have used up the time, but a plan can only be chosen after a minimum of rounds.
         needed = RACE_RULES.estimate_seconds(attempt.first_calls for attempt in attempts)
-        deadline = max(self.start_time + self.seconds, time.perf_counter() + min(max(MIN_RACE_SECONDS, needed), self.seconds))
+        minimum = min(max(MIN_RACE_SECONDS, needed), self.seconds)
+        deadline = max(self.start_time + self.seconds, time.perf_counter() + minimum)
         rounds = run_interleaved(entrants, until=deadline, rules=RACE_RULES)
         for entrant in entrants:
             if entrant.has_run and not entrant.is_out:
@@ -176,7 +174,7 @@ class _SearchRun:
             how = "measured" if self.exact.how == "remembered" else self.exact.how
             if winner is None or len(race.contenders) == 1:
                 race = self.exact.race
-        summary, form = chosen.to_record(), chosen.form
+        summary = chosen.to_record()
         record = PrecisionRecord(
             measure=self.options.budget.name,
             limit=self.options.budget.limit,
@@ -195,6 +193,7 @@ class _SearchRun:
             record = record.replace(
                 regions=tuple(_describe_regions(chosen, self.exact_attempt)), exact_nodes=tuple(_list_exact_nodes(search, chosen))
             )
+        form = chosen.form
         if form is not None:
             form_fields = {"form": form.kind, "reduce_range": form.reduce_range, "table": form.table, "balance": form.balance}
             record = record.replace(is_quantized=True, **form_fields)
@@ -237,12 +236,12 @@ def sort_engines(request: PlacementRequest, exact: TuningResult) -> list[GraphCo
 
 
 def _list_exact_nodes(search: CandidateSearch, chosen: Attempt) -> Sequence[ExactNodeRecord]:
-    """List the quantizable nodes that stay in float32, largest error first."""
     if chosen.form is None:
         return ()
     errors, records = search.get_node_errors(chosen.form), []
     for index in chosen.form.exact_nodes:
-        node, reason = search.prepared.nodes[index], "asked for" if index in search.fixed else "its error"
+        node = search.prepared.nodes[index]
+        reason = "asked for" if index in search.fixed else "its error"
         records.append(ExactNodeRecord(index, node.name[:400], node.op, errors.get(node.name), reason))
     return sorted(records, key=lambda record: -(record.error or 0.0))
 

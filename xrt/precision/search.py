@@ -66,7 +66,6 @@ class Attempt:
     engines: tuple[GraphCompiler, ...] = ()
     """The engines of reduced precision, in addition to the exact engines."""
     form: QuantizedForm | None = None
-    """How the model is quantized; None if it is not quantized."""
     has_bf16: bool = False
     """Whether nodes that are not quantized are computed in bf16."""
     exact_nodes: tuple[str, ...] = ()
@@ -90,8 +89,6 @@ class Attempt:
             program.close()
 
     def to_record(self) -> AttemptRecord:
-        """Convert to a record for storage, in which numbers must be finite."""
-
         def get_finite(value: float | None) -> float | None:
             return value if value is not None and math.isfinite(value) else None
 
@@ -111,8 +108,6 @@ class Attempt:
 
 @dataclass
 class Workbench:
-    """Compiles plans and runs them on examples."""
-
     request: PlacementRequest
     cache: CompileCache
     """The cache for plans that may be chosen."""
@@ -156,10 +151,10 @@ class Workbench:
 
     def _find_implicit(self, engines: Sequence[GraphCompiler]) -> str | None:
         implicit = self.request.implicit
-        return implicit if any(engine.spec == implicit for engine in engines) and len(engines) > 1 else None
+        is_listed = any(engine.spec == implicit for engine in engines)
+        return implicit if is_listed and len(engines) > 1 else None  # a single engine was chosen for the whole Function
 
     def compile(self, plan: Plan, extra: Sequence[GraphCompiler] = (), *, is_scratch: bool = False) -> Program:
-        """Compile a plan; raises CompileRefused if an engine refuses a region of it."""
         engines = {engine.spec: engine for engine in (*self.engines, *extra)}
         compiled = compile_plan(plan, engines, self.request.context, self.scratch if is_scratch else self.cache)
         if not isinstance(compiled, Program):
@@ -167,9 +162,9 @@ class Workbench:
         return compiled
 
     def run(self, program: Program, examples: Examples) -> tuple[list[list[Any]], float]:
-        """Run all examples; return the outputs of each, and the seconds of the fastest call."""
         timed = [time_call(partial(run_once, program, item.values)) for item in examples.items]
-        return [outputs for outputs, _ in timed], min((seconds for _, seconds in timed), default=0.0)
+        fastest = min((seconds for _, seconds in timed), default=0.0)
+        return [outputs for outputs, _ in timed], fastest
 
 
 def observe_values(
@@ -179,11 +174,12 @@ def observe_values(
     inputs = [value.name for value in function.inputs]
     with ExitStack() as stack:
         programs = []
-        for group in group_by_bytes([name for name in names if name not in inputs], function) or [()]:
-            # Inner values become outputs, in groups that fit into memory.
-            observed = function.replace(outputs=tuple(function.value(name) for name in group) or function.outputs)
-            programs.append((group, bench.compile(bench.plan_exact(observed), is_scratch=True)))
-            stack.callback(programs[-1][1].close)
+        # Inner values become outputs, in groups that fit into memory.
+        for group in group_by_bytes([name for name in names if name not in inputs], function):
+            observed = function.replace(outputs=tuple(function.value(name) for name in group))
+            program = bench.compile(bench.plan_exact(observed), is_scratch=True)
+            stack.callback(program.close)
+            programs.append((group, program))
         for number, item in enumerate(examples.items):
             report(f"calibrating on batch {number + 1} of {len(examples)}")
             values = {name: value for name, value in zip(inputs, item.values, strict=True) if name in names}
@@ -237,7 +233,6 @@ class CandidateSearch:
 
     @cached_property
     def expected(self) -> list[list[Any]]:
-        """The outputs of the exact plan on the validation examples."""
         assert self.exact.program is not None  # compiled before the search
         outputs, self.exact.first_calls = self.bench.run(self.exact.program, self.validate)
         return outputs
@@ -311,7 +306,6 @@ class CandidateSearch:
         return frozenset(i for i, _ in list_quantizable_nodes(self.prepared)) - set(self._quantizable_nodes.values())
 
     def _why_not_quantized(self) -> str:
-        """Explain why the model cannot be quantized, or return an empty string."""
         if "int8" not in self.options.allowed:
             return "int8 is not among the precisions that are allowed"
         # The author of a quantized model has chosen its nodes and ranges; XRT does not change them.
@@ -381,15 +375,16 @@ class CandidateSearch:
         """The table of ranges (None if the caller passed one), and the extremes per channel of values that can be balanced."""
         calibrated = list_calibrated_values(self.prepared, DEFAULT_OPTIONS) if self.options.table is None else []
         balanceable = list_balanced_values(self.prepared)
-        keys, observer = hash_values(self.prepared), Observer()
-        extremes: dict[str, tuple[Any, Any]] = {}
         if not calibrated and not balanceable:
             return None, {}
+        keys, observer = hash_values(self.prepared), Observer()
+        extremes: dict[str, tuple[Any, Any]] = {}
         observed = list(dict.fromkeys([*calibrated, *balanceable]))
         for values in observe_values(self.bench, self.prepared, self.calibrate, observed, self.report):
             observer.add({keys[name]: (name, np.asarray(values[name])) for name in calibrated})
             for name in balanceable:
-                rows = np.asarray(values[name]).reshape(-1, np.shape(values[name])[-1])  # the last axis has the channels
+                array = np.asarray(values[name])
+                rows = array.reshape(-1, array.shape[-1])  # the last axis has the channels
                 low, high = extremes.get(name, (np.inf, -np.inf))
                 extremes[name] = np.minimum(low, rows.min(axis=0)), np.maximum(high, rows.max(axis=0))
         return observer.make_table() if calibrated else None, extremes
@@ -401,13 +396,15 @@ class CandidateSearch:
             original = self.options.original() if self.options.original is not None else self.function
             table = fit_table(self.options.table, self.prepared, original)
         else:
-            assert self._observed_ranges[0] is not None  # a model to quantize has values to observe
-            table = self._observed_ranges[0]
+            measured_table, _ = self._observed_ranges
+            assert measured_table is not None  # a model to quantize has values to observe
+            table = measured_table
         if not self.balance:
             return table
+        _, channel_extremes = self._observed_ranges
         extremes = {}
         for value in self.balance:
-            low, high = self._observed_ranges[1][value.name]
+            low, high = channel_extremes[value.name]
             divisors = np.exp2(np.array(value.exponents, np.float32))
             extremes[value.name] = low / divisors, high / divisors
         return fit_balanced_table(table, self.prepared, balance_values(self.prepared, self.balance), extremes)
@@ -415,7 +412,9 @@ class CandidateSearch:
     @cached_property
     def balance(self) -> tuple[BalancedValue, ...]:
         """The values whose channels are balanced, with a divisor per channel. Empty without calibration examples."""
-        extremes = self._observed_ranges[1] if self.calibrate.items else {}
+        extremes: dict[str, tuple[Any, Any]] = {}
+        if self.calibrate.items:
+            _, extremes = self._observed_ranges
         return find_balance(self.prepared, {name: np.maximum(-low, high) for name, (low, high) in extremes.items()})
 
     def _try_exact_nodes(self, full_attempts: Sequence[Attempt]) -> None:
@@ -439,8 +438,8 @@ class CandidateSearch:
                 for target in METRIC_TARGETS:
                     self._try_exact(base, NodeSelection(self._measure_nodes(base), target))
             elif base.error.bound > budget.limit:
-                limit, error = self._to_relative(budget.limit), self._to_relative(base.error.bound)
-                selection = NodeSelection(self._measure_nodes(base), limit, error)
+                error = self._to_relative(base.error.bound)
+                selection = NodeSelection(self._measure_nodes(base), self._to_relative(budget.limit), error)
                 for _ in range(MAX_SELECTIONS_PER_FORM):
                     attempt = self._try_exact(base, selection)
                     if attempt is None or attempt.outcome == "failed" or attempt.error.bound <= budget.limit:
@@ -460,7 +459,6 @@ class CandidateSearch:
         return self._try_form(base.engines[0], base.form, base.has_bf16, exact_nodes)
 
     def get_node_errors(self, form: QuantizedForm) -> Mapping[str, float]:
-        """Get the error of quantizing each node alone, by node name; empty if it was not measured for such a form."""
         return self._errors.get(bool(form.balance), {})
 
     def _measure_nodes(self, base: Attempt) -> Mapping[str, float]:
@@ -469,9 +467,11 @@ class CandidateSearch:
         if is_balanced in self._errors:
             return self._errors[is_balanced]
         # Not the validation examples, if possible: nodes selected on them would have a smaller error there than elsewhere.
-        items = (self.calibrate if self.calibrate.items else self.validate).items[:SENSITIVITY_EXAMPLES]
+        examples = self.calibrate if self.calibrate.items else self.validate
+        items = examples.items[:SENSITIVITY_EXAMPLES]
         names = list(self._quantizable_nodes)
-        model = make_switchable_model(balance_values(self.prepared, self.balance if is_balanced else ()), self.table, names)
+        balanced_model = balance_values(self.prepared, self.balance if is_balanced else ())
+        model = make_switchable_model(balanced_model, self.table, names)
         program = self.bench.compile(self.bench.plan_exact(model), is_scratch=True)
         # The same program with all switches off, so that differences between engines do not count as errors.
         exact = [run_once(program, (*item.values, np.zeros(len(names), bool))) for item in items]
@@ -540,7 +540,8 @@ def list_product_forms(
     products = [node for node in map(prepared.node, names) if why_not_matrix(node, prepared, DEFAULT_OPTIONS) is None]
     matrices = {node.inputs[1] for node in products}
     weights = {node.inputs[1] for node in prepared.nodes if node.op in _WITH_WEIGHTS and node.inputs[1] in prepared.constants}
-    matrix_bytes, weight_bytes = (sum(prepared.constants[name].nbytes for name in group) for group in (matrices, weights))
+    matrix_bytes = sum(prepared.constants[name].nbytes for name in matrices)
+    weight_bytes = sum(prepared.constants[name].nbytes for name in weights)
     # In a model of convolutions, integer products save too little to be worth a trial.
     if not matrices or matrix_bytes < MIN_MATRIX_SHARE * weight_bytes:
         return
@@ -563,7 +564,9 @@ def _count_rows(node: Node, function: Function) -> float:
     """Count the rows of a product's left operand; infinity if its shape is not static."""
     type_ = function.get_type(node.inputs[0])
     shape = type_.shape if isinstance(type_, TensorType) else None
-    return math.prod(extent if isinstance(extent, int) else math.inf for extent in shape[:-1]) if shape else math.inf
+    if not shape:
+        return math.inf
+    return math.prod(extent if isinstance(extent, int) else math.inf for extent in shape[:-1])
 
 
 def check_error(

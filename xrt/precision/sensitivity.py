@@ -96,7 +96,8 @@ SWITCH_INPUT = "xrt_switches"
 
 def make_switchable_model(prepared: Function, table: CalibrationTable, names: Sequence[str]) -> Function:
     """Add a boolean input with an element per named node, which switches the node to quantized operands without a recompile."""
-    function, options, ranges = require_opset(prepared), QuantizationOptions(), table.bind(prepared)
+    function = require_opset(prepared)
+    options, ranges = QuantizationOptions(), table.bind(prepared)
     emission = Emission(function)
     switch_indices = {name: index for index, name in enumerate(names)}
     nodes: list[Node] = []

@@ -152,7 +152,8 @@ class WorkerProcess:
         except (OSError, EOFError) as error:
             death = self._explain_death()
             # When memory runs out, Linux sends SIGKILL.
-            raise death from MemoryError(str(death)) if death.code == -signal.SIGKILL else error
+            cause = MemoryError(str(death)) if death.code == -signal.SIGKILL else error
+            raise death from cause
 
     def _explain_death(self) -> WorkerDied:
         """End a process that has closed its socket; return its exit status and output as an error."""

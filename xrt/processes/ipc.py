@@ -57,7 +57,6 @@ class SharedBuffer:
 
 
 def _write(handle: int, data: memoryview, offset: int) -> None:
-    """Write bytes at an offset of a file."""
     remaining = data.cast("B") if data.nbytes else data
     while remaining.nbytes:
         # Releases the GIL, so that other threads run while gigabytes are copied.

@@ -4,8 +4,6 @@ A training step is an ordinary Function: an XRTModule plans, explains and caches
 state.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from xrt.lazy_names import load_lazily

@@ -60,9 +60,10 @@ def write_dropout(function: Function, seed: int) -> tuple[Function, list[State]]
     builder.nodes = []
     dropout_indices = itertools.count()
     with builder:
-        start, calls = builder.input(SEED, _UINT32), builder.input(CALLS, _UINT32)
+        seed_input, calls = builder.input(SEED, _UINT32), builder.input(CALLS, _UINT32)
         with builder.scope("dropout"):
-            call = _emit_hash(emit("BitwiseXor", _emit_hash(emit("BitwiseXor", start, _make_vector(0))), calls))
+            seed_hash = _emit_hash(emit("BitwiseXor", seed_input, _make_vector(0)))
+            call = _emit_hash(emit("BitwiseXor", seed_hash, calls))
         for node in function.nodes:
             if _is_dropping(node, function, {}):
                 _record_dropout(builder, node, tensors, call, next(dropout_indices))
@@ -70,7 +71,8 @@ def write_dropout(function: Function, seed: int) -> tuple[Function, list[State]]
                 builder.nodes.append(node)
         for value in function.outputs:
             builder.output(tensors[value.name])
-        builder.output(emit("BitwiseXor", start, np.array(0, np.uint32)), f"{SEED}_next")
+        # The seed does not change.
+        builder.output(emit("BitwiseXor", seed_input, np.array(0, np.uint32)), f"{SEED}_next")
         builder.output(calls + np.array(1, np.uint32), f"{CALLS}_next")
     built = builder.function().replace(aliases=function.aliases, doc=function.doc, metadata=function.metadata)
     return built, [State(SEED, f"{SEED}_next", seed), State(CALLS, f"{CALLS}_next")]
@@ -151,18 +153,17 @@ def _emit_keep_mask(x: Tensor, key: Tensor, call: Tensor, limit: Tensor) -> Tens
     # For a dynamic shape, positions are numbered at run time, in whole rows.
     if shape is None or sizes is None or len(sizes) < len(shape):
         elements = emit("Size", x)
-        numbers = emit("Range", np.array(0), emit("Div", elements + (ROW_LENGTH - 1), np.array(ROW_LENGTH)), np.array(1)).astype(
-            DType.UINT32
-        )
-        rows = emit("Mul", emit("Unsqueeze", numbers, np.array([1])), _make_vector(ROW_LENGTH))
-        mask = _emit_comparison(emit("BitwiseXor", rows, key), ROW_LENGTH, call, limit)
+        row_count = emit("Div", elements + (ROW_LENGTH - 1), np.array(ROW_LENGTH))
+        row_numbers = emit("Range", np.array(0), row_count, np.array(1)).astype(DType.UINT32)
+        row_starts = emit("Mul", emit("Unsqueeze", row_numbers, np.array([1])), _make_vector(ROW_LENGTH))
+        mask = _emit_comparison(emit("BitwiseXor", row_starts, key), ROW_LENGTH, call, limit)
         flat = emit("Slice", emit("Reshape", mask, np.array([-1])), np.array([0]), emit("Reshape", elements, np.array([1])))
         return emit("Reshape", flat, emit("Shape", x))
     size = math.prod(sizes)
     if not size:
         return x.builder.constant(np.zeros(sizes, np.bool_))
-    row_starts = np.arange(0, size, ROW_LENGTH, dtype=np.uint32)[:, None]
-    mask = _emit_comparison(emit("BitwiseXor", key, row_starts), min(size, ROW_LENGTH), call, limit)
+    static_starts = np.arange(0, size, ROW_LENGTH, dtype=np.uint32)[:, None]
+    mask = _emit_comparison(emit("BitwiseXor", key, static_starts), min(size, ROW_LENGTH), call, limit)
     if size % ROW_LENGTH and size > ROW_LENGTH:
         mask = emit("Slice", emit("Reshape", mask, np.array([-1])), np.array([0]), np.array([size]))
     return emit("Reshape", mask, np.array(sizes, np.int64))

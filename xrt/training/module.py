@@ -177,7 +177,6 @@ def _to_inference(function: Function) -> Function:
 
 
 def _to_inference_nodes(node: Node, function: Function) -> Iterator[Node]:
-    """Yield the nodes that replace ``node`` in inference."""
     if not is_training(node, function):
         yield node.map_bodies(_to_inference)
     elif node.op == "Dropout":
@@ -214,7 +213,8 @@ class EvalModule:
         arguments = dict(zip(names, inputs.bind(self._inputs, args, named), strict=True))
         # Borrowed, so that no weight is copied.
         with self._session.borrow() as arrays:
-            return self.module(*((arguments if v.name in arguments else arrays)[v.name] for v in self.module.inputs))
+            values = {**arrays, **arguments}
+            return self.module(*(values[value.name] for value in self.module.inputs))
 
     def close(self) -> None:
         self.module.close()

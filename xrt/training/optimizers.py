@@ -36,7 +36,6 @@ class StepContext:
     _scalars: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
 
     def get_rate(self, parameter: Tensor) -> Tensor:
-        """Get the learning rate in the parameter's element type."""
         return self._emit_once(("rate", parameter.dtype), lambda: self.rate.astype(parameter.dtype))
 
     def make_bias_correction(self, base: float, like: Tensor, *, root: bool = False) -> Tensor:
@@ -46,7 +45,8 @@ class StepContext:
             # In float64, because 1 - base^count loses digits in the first steps.
             count = self._emit_once(("count",), lambda: self.count.astype(DType.FLOAT64))
             correction = 1 / (1 - emit("Pow", np.asarray(base, np.float64), count))
-            return (emit("Sqrt", correction) if root else correction).astype(like.dtype)
+            scale = emit("Sqrt", correction) if root else correction
+            return scale.astype(like.dtype)
 
         return self._emit_once((base, like.dtype, root), compute)
 
@@ -66,7 +66,6 @@ class Optimizer:
     """Names of the states per parameter, such as moments; each has the parameter's type and shape, and starts at zero."""
 
     def list_slots(self) -> tuple[str, ...]:
-        """List the slots that the optimizer needs with its options."""
         return self.slots
 
     def update(self, step: StepContext, parameter: Tensor, gradient: Tensor, slots: Tensors) -> Update:
@@ -246,7 +245,8 @@ def record_update(
     accumulation_steps: int = 1,
 ) -> StateRecorder:
     """Record the next values of the parameters and the optimizer state, in the order of ``gradients``."""
-    rate, steps = builder.input(RATE, TensorType(DType.FLOAT32, ())), builder.input(STEP, TensorType(DType.INT64, ()))
+    rate = builder.input(RATE, TensorType(DType.FLOAT32, ()))
+    steps = builder.input(STEP, TensorType(DType.INT64, ()))
     recorder = StateRecorder(builder)
     if accumulation_steps > 1:
         gradients = accumulate(recorder, parameters, gradients, accumulation_steps)

@@ -182,7 +182,8 @@ def step(
     differentiated = gradient(promoted, of=name, with_respect_to=order)
     builder, tensors = continue_function(differentiated)
     # `gradient` appends its outputs in the requested order.
-    outputs, gradients = differentiated.outputs[: -len(trainable)], differentiated.outputs[-len(trainable) :]
+    outputs = differentiated.outputs[: -len(trainable)]
+    gradients = differentiated.outputs[-len(trainable) :]
     with builder:
         for value in outputs:
             builder.output(tensors[value.name])
@@ -205,7 +206,6 @@ def _find_loss(function: Function, loss: str | Loss | None, dropout_states: Sequ
 
 
 def _prepend_loss(function: Function, loss: str | Loss | None) -> Function:
-    """Prepend the loss to the outputs, if a `Loss` computes it."""
     if not isinstance(loss, Loss):
         return function
     output = function.outputs[0]
@@ -213,9 +213,10 @@ def _prepend_loss(function: Function, loss: str | Loss | None) -> Function:
         raise ModelError(f"output {output.name!r} is {output.type or 'of unknown type'}, and a loss needs a tensor")
     builder, tensors = continue_function(function)
     with builder:
-        names = builder.names
-        target = builder.input(f"loss_{TARGET}" if TARGET in names else TARGET, loss.target_type(output.type))
-        builder.output(loss.apply(tensors[output.name], target), "training_loss" if "loss" in names else "loss")
+        target_name = f"loss_{TARGET}" if TARGET in builder.names else TARGET
+        target = builder.input(target_name, loss.target_type(output.type))
+        loss_value = loss.apply(tensors[output.name], target)
+        builder.output(loss_value, "training_loss" if "loss" in builder.names else "loss")
         for value in function.outputs:
             builder.output(tensors[value.name])
     return builder.function().replace(aliases=function.aliases, doc=function.doc, metadata=function.metadata)
@@ -230,6 +231,6 @@ def promote(function: Function, parameters: Mapping[str, Constant]) -> Function:
 def _find_first_use(function: Function, name: str) -> int:
     """Find the index of the first node that reads a value; the number of nodes if no node reads it."""
     users = function.users(name)
-    first_output = next(iter(users[0].node.defined_names), "") if users else ""
-    position = function.producer_index(first_output)
+    first_output = next(iter(users[0].node.defined_names), None) if users else None
+    position = None if first_output is None else function.producer_index(first_output)
     return len(function.nodes) if position is None else position

@@ -3,8 +3,6 @@
 The results are a `Verification` or a `FailingSubgraph`. The reference is passed as a function that runs Functions.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from xrt.lazy_names import load_lazily

@@ -159,7 +159,8 @@ def _find_quantization_ties(node: Node, values: Mapping[str, Array]) -> Ambiguit
     """Find the ties of a quantization, which rounds x / scale. None for scales per block."""
     x = values[node.inputs[0]].astype(np.float64)
     if node.op == "DynamicQuantizeLinear":
-        return StepAmbiguity.from_rounding(x * 255 / ((x.max(initial=0) - x.min(initial=0)) or 255), "halves")
+        value_range = x.max(initial=0) - x.min(initial=0)
+        return StepAmbiguity.from_rounding(x * 255 / (value_range or 255), "halves")  # zeros are zeros at any scale
     scale = values[node.inputs[1]].astype(np.float64)
     # A scale per channel broadcasts along the quantized axis.
     if scale.ndim == 1 and scale.size > 1:
@@ -215,7 +216,8 @@ def compare_at_precision(function: Function, results: Sequence[Any], expected: S
 def find_tolerance(expected: Any, precision: str) -> Tolerance | None:
     """Find the tolerance of a network's output in this precision; None for the default of `compare`."""
     is_array = isinstance(expected, np.ndarray)
-    if is_reduced_precision(precision) and not (is_array and not DType.from_array(expected).is_float):
+    may_have_floats = not is_array or DType.from_array(expected).is_float  # a list or map may contain them
+    if is_reduced_precision(precision) and may_have_floats:
         return tolerance_for(DType.parse(_TOLERANCE_TYPES[precision]).numpy, "network")
     return tolerance_for(expected.dtype, "network") if is_array else None
 
@@ -334,7 +336,6 @@ def find_output_tolerance(function: Function, output: str, expected: Any) -> Tol
 
 
 def _has_floats(value: Any) -> bool:
-    """Whether a value is a float tensor, or a list or map that contains floats."""
     if isinstance(value, list | dict):
         return any(map(_has_floats, value.values() if isinstance(value, dict) else value))
     return isinstance(value, float) or (isinstance(value, np.ndarray) and DType.from_array(value).is_float)
@@ -348,7 +349,8 @@ _ACCURACY_LEVEL_TYPES = {2: DType.FLOAT16, 3: DType.BFLOAT16, 4: DType.BFLOAT16}
 def _collect_upstream_types(function: Function, output: str) -> set[DType]:
     """Collect the element types of all values that the output depends on, including the types of casts and roundings."""
     dtypes: set[DType | None] = set()
-    seen, remaining = {""}, [output]
+    seen = {""}  # the name of an input that is left out
+    remaining = [output]
     while remaining:
         name = remaining.pop()
         if name in seen:

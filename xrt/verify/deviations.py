@@ -20,14 +20,15 @@ _DEVIATING_TYPES: Mapping[DeviationKind, frozenset[DType]] = {
 
 
 def list_deviations(engine: type[GraphCompiler], function: Function) -> list[Deviation]:
-    """List the deviations that an engine declares for the operators and element types of a Function."""
     used = {node.op_type for _, node in function.walk() if not node.domain}
     types = {t.dtype for holder, _ in function.walk() for t in holder.types.values() if isinstance(t, TensorType)}
     types |= {v.type.dtype for v in (*function.inputs, *function.outputs) if isinstance(v.type, TensorType)}
     deviations = []
     for kind, operators in engine.deviations:
         affected = tuple(sorted(used & set(operators)))
-        if (affected or not operators) and (kind not in _DEVIATING_TYPES or types & _DEVIATING_TYPES[kind]):
+        has_operator = bool(affected) or not operators  # without operators it applies to all
+        has_type = kind not in _DEVIATING_TYPES or bool(types & _DEVIATING_TYPES[kind])
+        if has_operator and has_type:
             deviations.append(Deviation(kind, affected))
     return deviations
 
@@ -61,7 +62,9 @@ def mark_special_elements(array: np.ndarray[Any, Any]) -> dict[DeviationKind, np
     # float64 represents every narrower float exactly, subnormals included.
     marks: dict[DeviationKind, np.ndarray[Any, Any]] = {"nan": nan, "infinity": infinite, "denormal": denormal}
     # A 16-bit infinity or NaN may come from an overflow that float32 intermediates avoid.
-    return marks | {"float16": nan | infinite} if array.dtype.itemsize == 2 else marks
+    if array.dtype.itemsize == 2:
+        marks["float16"] = nan | infinite
+    return marks
 
 
 def name_likely_cause(engine: type[GraphCompiler], function: Function, values: Iterable[Any]) -> str:

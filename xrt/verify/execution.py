@@ -117,10 +117,8 @@ def run_pieces(function: Function, pieces: Sequence[Function], inputs: Sequence[
 
 
 def expose_inner_values(function: Function, names: Sequence[str]) -> Function:
-    """Return the Function with exactly these values as outputs, without aliases."""
     return function.replace(outputs=tuple(Value(name, function.get_type(name)) for name in names), aliases=())
 
 
 def expose_all_values(function: Function) -> Function:
-    """Return the Function with all values that nodes compute as outputs, in node order, without aliases."""
     return expose_inner_values(function, [name for node in function.nodes for name in node.outputs if name])

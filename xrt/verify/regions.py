@@ -61,17 +61,19 @@ class RegionCheck:
 
     @property
     def differing(self) -> tuple[ValueCheck, ...]:
-        """The inner values that differ, in order of computation."""
         return tuple(check for check in self.inner if check.judgement.verdict is Verdict.DISAGREES)
 
     def __str__(self) -> str:
-        head = f"{self.name} ({self.engine}, {self.nodes} node{'s' * (self.nodes != 1)}): {self.judgement.verdict.value}"
-        lines = [head + (f": {self.judgement.message}" if self.judgement.message else "")]
+        message = f": {self.judgement.message}" if self.judgement.message else ""
+        noun = "node" if self.nodes == 1 else "nodes"
+        lines = [f"{self.name} ({self.engine}, {self.nodes} {noun}): {self.judgement.verdict.value}{message}"]
         if self.differing:
             first = self.differing[0]
             more = f", and {len(self.differing) - 1} more" if len(self.differing) > 1 else ""
             lines.append(f"  inside, first at node {first.node!r} ({first.op}){more}: {first.judgement.message}")
-        return "\n".join([*lines, *([f"  {self.note}"] if self.note else [])])
+        if self.note:
+            lines.append(f"  {self.note}")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +90,9 @@ class Verification:
 
     @property
     def differing(self) -> tuple[RegionCheck, ...]:
-        """Regions that differ in an output or in an inner value."""
         return tuple(region for region in self.regions if region.differs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to dicts, lists, numbers and strings."""
         return asdict(self)
 
     def _repr_html_(self) -> str:
@@ -174,13 +174,15 @@ class _Region:
 
     def check(self, expected: dict[str, Any], actual: dict[str, Any], *, inner: bool) -> RegionCheck:
         """Check the region. Add its outputs to ``expected``, by the reference, and to ``actual``, from the actual inputs."""
+        launch = self.launch
         # Without aliases, because the inputs are used again, and an engine may overwrite an aliased one.
-        launch, function = self.launch, self.launch.function.replace(aliases=())
+        function = launch.function.replace(aliases=())
         inputs = [expected[value.name] for value in function.inputs]
         outputs = list(self.reference(function, copy_values(inputs)))
         try:
             # One compile for two runs: on the reference's inputs, and on the results of earlier regions.
-            alone, chained = self._run(function, [inputs, [actual[value.name] for value in function.inputs]])
+            actual_inputs = [actual[value.name] for value in function.inputs]
+            alone, chained = self._run(function, [inputs, actual_inputs])
         except RunFailed as error:
             raise to_run_failed(launch, error) from error.__cause__
         verdict = judge_outputs(function, inputs, alone, outputs, self.reference, self.precision)
@@ -212,7 +214,6 @@ class _Region:
                 yield ValueCheck(value.name, producer.name, producer.op, verdict)
 
     def _run(self, function: Function, calls: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Compile, run once per list of inputs, and close."""
         executable = adapt_to_host(self.engine.compile(fit_inputs(function, calls[0], self.engine), self.context), self.context)
         try:
             executable.prepare()
@@ -236,12 +237,12 @@ class FailingSubgraph:
     expected: tuple[Any, ...]
     message: str
     runs: int
-    """Number of Functions compiled and run during the search."""
 
     def __str__(self) -> str:
-        nodes = ", ".join(f"{node.name!r} ({node.op})" for node in self.function.nodes)
-        count = len(self.function.nodes)
-        return f"{self.engine} differs on {count} node{'s' * (count != 1)}: {nodes}: {self.message}"
+        nodes = self.function.nodes
+        noun = "node" if len(nodes) == 1 else "nodes"
+        node_list = ", ".join(f"{node.name!r} ({node.op})" for node in nodes)
+        return f"{self.engine} differs on {len(nodes)} {noun}: {node_list}: {self.message}"
 
 
 def bisect(
@@ -337,7 +338,6 @@ class _Search:
     function: Function
     differ: Difference
     values: Mapping[str, Any]
-    """Every value as computed by the reference."""
     progress: Progress
     exposes_values: bool = False
     """Whether all values of a part are its outputs, and not only the values that are read outside of the part."""
@@ -346,7 +346,6 @@ class _Search:
     """Maps the names of a part's nodes to whether the part differs."""
 
     def make_part(self, nodes: Sequence[Node]) -> Function:
-        """Make a Function of the nodes, whose input types are those of the reference's values."""
         part = find_region(self.function, nodes)
         part = expose_all_values(part) if self.exposes_values else part
         return part.replace(inputs=tuple(Value(v.name, _infer_type(self.values[v.name], v.type)) for v in part.inputs))
@@ -381,7 +380,7 @@ class _Search:
                 continue
             # All but one piece. With two pieces these are the pieces themselves.
             complements = ([node for piece in pieces if piece is not left_out for node in piece] for left_out in pieces)
-            differing_complement = next((nodes for nodes in complements if count > 2 and self.differs(nodes)), None)
+            differing_complement = next((rest for rest in complements if count > 2 and self.differs(rest)), None)
             if differing_complement is not None:
                 nodes, count = differing_complement, count - 1
             elif count == len(nodes):

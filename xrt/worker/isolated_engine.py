@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """Limits of the time and memory of a worker."""
-
     seconds: float | None = None
     """Time limit of each compile and each run in seconds; None for no limit."""
     memory: int | None = None
@@ -232,12 +230,12 @@ class RemoteExecutable(Executable):
             return self._worker.ask({**message, "number": self._number}, buffer)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        buffer, buffers = SharedBuffer(), options.host_buffers or ()
+        buffer = SharedBuffer()
         with _convert_failure(RunFailed):  # the program adds the region's name
             response, memory = self._ask({"do": "run", "inputs": put_values(buffer, inputs)}, buffer)
         results = read_values(memory, response["outputs"])
         # The worker cannot write to the caller's buffers.
-        for index, out in enumerate(buffers):
+        for index, out in enumerate(options.host_buffers or ()):
             if out is not None and index < len(results) and isinstance(results[index], np.ndarray):
                 results[index] = fill(out, results[index])
         return results
@@ -256,7 +254,6 @@ class RemoteExecutable(Executable):
 
     @property
     def is_in_worker(self) -> bool:
-        """Whether the worker that compiled the executable is still running."""
         return self._generation == self._worker.generation and self._worker.has_worker
 
     def save(self) -> memoryview:

@@ -76,7 +76,8 @@ class WorkerServer:
         if (class_path, spec) not in self._engines:
             module, _, name = class_path.partition(":")
             cls = getattr(importlib.import_module(module), name)
-            self._engines[class_path, spec] = build(cls, parse_spec(spec)[1])
+            _, options = parse_spec(spec)
+            self._engines[class_path, spec] = build(cls, options)
         return self._engines[class_path, spec]
 
     def save(self, request: Request) -> Message:
@@ -105,7 +106,8 @@ class WorkerServer:
         return {"outputs": put_values(request.buffer, results), "samples": samples}
 
     def close(self, request: Request) -> Message:
-        self._executables.pop(request.message["number"])[0].close()
+        executable, _, _, _ = self._executables.pop(request.message["number"])
+        executable.close()
         return {}
 
 

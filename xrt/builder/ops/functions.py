@@ -88,9 +88,6 @@ def _shorten(default: Any) -> Any:
     return float(str(np.float32(default))) if isinstance(default, float) else default
 
 
-# ---------------------------------------------------------------------- documentation
-
-
 def _make_documentation(operator: Operator) -> str:
     schema = find_schema(operator.name, operator.since_version, operator.domain)
     text = inspect.cleandoc(schema.doc) if schema is not None and schema.doc else ""

@@ -53,13 +53,11 @@ class LoweredGraph:
     leaves: tuple[Leaf, ...]
     """For each output of the graph, the source of its value. Entries at `view_indices` are placeholders."""
     view_indices: tuple[int, ...]
-    """Indices of the graph outputs that are views."""
     compute_views: Callable[..., Sequence[torch.Tensor]] | None
     """Computes the views from the values of `view_inputs`; None if there are no views."""
     view_inputs: tuple[Leaf, ...]
 
     def make_outputs(self, results: Any, args: list[Any]) -> Sequence[Any]:
-        """Assemble the graph's outputs from the results of the XRTModule and the graph's arguments."""
         results = results if isinstance(results, tuple) else (results,)
         tensors = []
         for array, axes in zip(results, self.axes, strict=True):
@@ -106,9 +104,10 @@ def lower_graph(graph: GraphModule, fixed: Mapping[int, torch.Tensor]) -> Lowere
         lowering.run(graph.graph, graph)
         (results,) = next(call.args for call in graph.graph.nodes if call.op == "output")
         outputs = _Outputs(lowering, placeholders)
-        views = _make_views(results, outputs)  # the indices, the function and its inputs
-        leaves = tuple(Leaf("value") if index in views[0] else outputs.add(call) for index, call in enumerate(results))
-    return LoweredGraph(drop_dead_nodes(builder.function()), tuple(indices), tuple(outputs.axes), leaves, *views)
+        view_indices, compute_views, view_inputs = _make_views(results, outputs)
+        leaves = tuple(Leaf("value") if index in view_indices else outputs.add(call) for index, call in enumerate(results))
+    function = drop_dead_nodes(builder.function())
+    return LoweredGraph(function, tuple(indices), tuple(outputs.axes), leaves, view_indices, compute_views, view_inputs)
 
 
 def _is_effect_token(placeholder: Call) -> bool:
@@ -132,16 +131,19 @@ class _Outputs:
             return Leaf("value", value=call)
         if call in self.placeholders:
             return Leaf("input", self.placeholders.index(call))
-        value, fake = self.lowering.values[call], call.meta.get("val")
+        value = self.lowering.values[call]
         if value is None or isinstance(value, bool | int | float):
             return Leaf("value", value=value)
         if call not in self._leaves:
+            fake = call.meta.get("val")
             is_number = not isinstance(fake, torch.Tensor)
-            # The Function returns a tensor in the order of its axes in memory, so that nothing is copied.
-            order = () if is_number else _find_memory_order(fake) or ()
-            self.axes.append(tuple(order.index(axis) for axis in range(len(order))))
             tensor = value.scalar if is_number else value
-            tensor = emit("Transpose", tensor, perm=order) if order else tensor
+            # The Function returns a tensor in the order of its axes in memory, so that nothing is copied.
+            order = None if is_number else _find_memory_order(fake)
+            if order:
+                tensor = emit("Transpose", tensor, perm=order)
+            inverse_order = tuple(order.index(axis) for axis in range(len(order))) if order else ()
+            self.axes.append(inverse_order)
             self.lowering.builder.output(tensor, f"output_{len(self.axes)}")
             self._leaves[call] = Leaf("output", len(self.axes) - 1, is_number=is_number)
         return self._leaves[call]
@@ -178,7 +180,6 @@ def _make_views(calls: Sequence[Any], outputs: _Outputs) -> tuple[tuple[int, ...
 
 
 def _find_base(call: Call) -> Call:
-    """Find the call that allocated the memory of this call's tensor."""
     while (parent := _find_parent(call, _get_storage(call))) is not None:
         call = parent
     return call
@@ -300,7 +301,8 @@ class FrozenGraph:
                 FallbackWarning,
             )
             # Compiling at each change costs more than constants save.
-            self._variants, self._unfrozen = (), self._compile({})
+            self._unfrozen = self._compile({})
+            self._variants = ()
             return self._unfrozen
         self._compilations += 1
         versions = _get_versions(tensors)
@@ -344,12 +346,10 @@ def add_torch_engine(engine: Any, function: Function, *, is_strict: bool) -> Any
 
 
 def choose_default_engines() -> list[str]:
-    """Choose the engine of a compiled graph if the caller named none: the first usable engine by rank."""
     return [next(name for name in list_by_rank() if _is_usable(name))]
 
 
 def _is_usable(name: str) -> bool:
-    """Whether an engine is registered and its library can be imported."""
     return name in names() and probe(name).state == "ready"
 
 
@@ -421,7 +421,6 @@ def compile_graph(
 def _compile(
     graph: GraphModule, fixed: Mapping[int, torch.Tensor], *, options: Mapping[str, Any], modules: list[XRTModule]
 ) -> Compiled:
-    """Compile one graph of AOTAutograd with the tensors in ``fixed`` as constants."""
     try:
         # AOTAutograd's fake tensor mode is active here, but constants are real tensors.
         with _disable_current_modes():

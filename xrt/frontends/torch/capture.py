@@ -217,11 +217,8 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """A module captured for inputs of one structure."""
-
     function: Function
     out_spec: Any
-    """Pytree structure of the module's result."""
     inputs: tuple[int, ...]
     """For each input of the Function, the index of the flattened input leaf."""
     buffers: tuple[str, ...]
@@ -284,7 +281,6 @@ def _capture(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _check_arguments(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise InputError for arguments that forward does not accept."""
     signature = inspect.signature(module.forward)
     try:
         signature.bind(*args, **kwargs)
@@ -332,7 +328,6 @@ def _is_functional(program: ExportedProgram) -> bool:
 
 
 def _functionalize(program: ExportedProgram) -> ExportedProgram:
-    """Replace updates in place by new values; raises ModelError if PyTorch cannot."""
     # Only if needed, because PyTorch traces the module again.
     if _is_functional(program):
         return program
@@ -412,8 +407,8 @@ def _add_outputs(lowering: Lowering, program: ExportedProgram, buffers: Mapping[
                 value = lowering.values[calls[spec.arg.name]]
                 leaves.append(Leaf("output", len(lowering.builder.outputs), is_number=is_number))
                 # An input may have the name of an output already.
-                used_names = lowering.builder.names
-                lowering.builder.output(value.scalar if is_number else value, f"{name}_output" if name in used_names else name)
+                unique_name = f"{name}_output" if name in lowering.builder.names else name
+                lowering.builder.output(value.scalar if is_number else value, unique_name)
     for spec in signature.output_specs:
         if spec.kind is OutputKind.BUFFER_MUTATION:
             lowering.builder.update(buffers[spec.target], lowering.values[calls[spec.arg.name]])
@@ -427,7 +422,8 @@ def _name_outputs(spec: Any) -> Iterator[str]:
     # Leaves are tensors, because the caches of transformers can only be built from tensors.
     tree = pytree.tree_unflatten([torch.empty(0)] * spec.num_leaves, spec)
     for path, _ in pytree.tree_flatten_with_path(tree)[0]:
-        parts = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]
+        # The entry is the key of a mapping, the name of an attribute, or the index in a sequence.
+        parts = [str(getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", "")))) for entry in path]
         label = ".".join(parts)
         if not label:
             yield "output"
@@ -441,7 +437,9 @@ def _replace_names(shapes: Any) -> Any:
         return torch.export.Dim.DYNAMIC
     if isinstance(shapes, Mapping):
         return {key: _replace_names(value) for key, value in shapes.items()}
-    return type(shapes)(map(_replace_names, shapes)) if isinstance(shapes, list | tuple) else shapes
+    if isinstance(shapes, list | tuple):
+        return type(shapes)(map(_replace_names, shapes))
+    return shapes
 
 
 def _name_symbols(
@@ -463,7 +461,8 @@ def _name_symbols(
         if not isinstance(fake, torch.Tensor) or not isinstance(dims, Mapping):
             continue
         for axis, dim in dims.items():
-            name, size = dim if isinstance(dim, str) else getattr(dim, "__name__", None), fake.shape[axis]
+            name = dim if isinstance(dim, str) else getattr(dim, "__name__", None)  # None for a number or no dim
+            size = fake.shape[axis]
             if name and isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
                 names.setdefault(str(size.node.expr), name)
     return names
@@ -475,6 +474,8 @@ def _find_spec(spec: Any, path: Sequence[Any]) -> Any:
         key: Any = getattr(entry, "key", getattr(entry, "idx", None))
         if isinstance(spec, Mapping):
             spec = spec.get(key)
+        elif isinstance(spec, list | tuple):
+            spec = spec[key]
         else:
-            spec = spec[key] if isinstance(spec, list | tuple) else None
+            return None
     return spec

@@ -159,7 +159,6 @@ def _as_sequence(results: Any) -> Sequence[Any]:
 
 
 def _as_condition(value: Any) -> Tensor:
-    """Convert a number or a tensor of one element to a 0-d bool tensor."""
     tensor = as_tensor(value)
     if tensor.dtype is not DType.BOOL:
         tensor = emit("Cast", tensor, to=DType.BOOL)
@@ -260,9 +259,11 @@ def _decompose_encoder_layer(*args: Any, **kwargs: Any) -> Any:
         attended = functional.scaled_dot_product_attention(*packed.permute(2, 0, 3, 1, 4).unbind(0))
         return functional.linear(attended.transpose(1, 2).flatten(2), a.proj_weight, a.proj_bias)
 
+    activate = functional.gelu if a.use_gelu else functional.relu
+
     def feed(x: torch.Tensor) -> torch.Tensor:
-        inner = functional.linear(x, a.ffn_weight_1, a.ffn_bias_1)
-        return functional.linear((functional.gelu if a.use_gelu else functional.relu)(inner), a.ffn_weight_2, a.ffn_bias_2)
+        inner = activate(functional.linear(x, a.ffn_weight_1, a.ffn_bias_1))
+        return functional.linear(inner, a.ffn_weight_2, a.ffn_bias_2)
 
     def normalize(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return functional.layer_norm(x, (a.embed_dim,), weight, bias, a.eps)
@@ -299,7 +300,6 @@ class Lowering:
         """Traced decompositions, by operator and arguments. The layers of a model repeat the same calls."""
 
     def add_input(self, name: str, fake: Any) -> Tensor:
-        """Add an input with the type of ``fake``, a captured fake tensor or symbolic number."""
         if not isinstance(fake, torch.Tensor):
             tensor = self.builder.input(name, TensorType(_NUMBER_TYPES[type(fake)], ()))
             self.symbols.record_value(fake.node.expr, tensor)
@@ -320,7 +320,6 @@ class Lowering:
         return self._constants[key]
 
     def get_type(self, fake: torch.Tensor) -> TensorType:
-        """Convert a fake tensor to its TensorType; raises ModelError if it is not dense."""
         if fake.layout is not torch.strided:
             raise ModelError(f"the module computes with a tensor of layout {fake.layout}; only dense tensors are lowered")
         return TensorType(from_torch_dtype(fake.dtype), tuple(map(self.symbols.make_dim, fake.shape)))
@@ -363,7 +362,8 @@ class Lowering:
         if name in CHECKS:
             return None
         args, kwargs = self.lower_argument(call.args), self.lower_argument(call.kwargs)
-        with self.builder.scope(path) if (path := _find_path(call)) else nullcontext():
+        path = _find_path(call)
+        with self.builder.scope(path) if path else nullcontext():
             if isinstance(call.target, torch._ops.OpOverload):
                 return self._lower_operator(call, name, args, kwargs, fake)
             return self._lower_other(call, args, fake)
@@ -373,11 +373,12 @@ class Lowering:
         if name in ("aten.item.default", "aten._local_scalar_dense.default") and not fake.node.expr.is_number:
             scalar = emit("Reshape", self.lower_argument(call.args[0]), _SCALAR_SHAPE)
             dtype = _NUMBER_TYPES[type(fake)]
-            self.symbols.record_value(fake.node.expr, scalar if scalar.dtype is dtype else emit("Cast", scalar, to=dtype))
+            if scalar.dtype is not dtype:
+                scalar = emit("Cast", scalar, to=dtype)
+            self.symbols.record_value(fake.node.expr, scalar)
         return self.symbols.make_number(fake)
 
     def _lower_other(self, call: Call, args: Any, fake: Any) -> Any:
-        """Lower a call of a Python function or a higher-order operator."""
         name = getattr(call.target, "__name__", str(call.target))
         if isinstance(call.target, torch._ops.OperatorBase):
             rule = _CONTROL_FLOW_RULES.get(name)
@@ -395,7 +396,6 @@ class Lowering:
         return fake  # a number that the capture already knows
 
     def inline(self, subgraph: GraphModule, args: Sequence[Any]) -> Any:
-        """Lower a subgraph with ``args`` as its inputs, and return its outputs."""
         placeholders = [call for call in subgraph.graph.nodes if call.op == "placeholder"]
         for call, value in zip(placeholders, args, strict=True):
             self.values[call] = self.record_result(value, call.meta.get("val")) if isinstance(value, Tensor) else value
@@ -502,7 +502,8 @@ class Lowering:
 
         has_several_results = isinstance(fake, list | tuple)
         fakes = fake if has_several_results else [fake]
-        types: list[Type | None] = list(self._get_types(call, fake)) if has_several_results else [self._get_types(call, fake)]
+        result_types = self._get_types(call, fake)
+        types: list[Type | None] = list(result_types) if has_several_results else [result_types]
         labels = [str(index + 1) for index in range(len(types))]
         attributes = read_attributes(opaque_call.attributes)
         self.builder.import_domain(ATEN_DOMAIN, 1)

@@ -71,7 +71,6 @@ def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any]
 
 
 def unflatten(leaves: Sequence[Any], structure: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Restore the positional and keyword inputs from the leaves and the structure of `flatten`."""
     if not isinstance(structure, tuple):
         return pytree.tree_unflatten(leaves, structure)  # type: ignore[no-any-return]  # untyped there
     count, *names = structure
@@ -79,12 +78,10 @@ def unflatten(leaves: Sequence[Any], structure: Any) -> tuple[tuple[Any, ...], d
 
 
 def returns_arrays(leaves: list[Any]) -> bool:
-    """Whether a call with these inputs returns NumPy arrays: the inputs include arrays and no tensors."""
     return any(isinstance(leaf, np.ndarray) for leaf in leaves) and not any(isinstance(leaf, torch.Tensor) for leaf in leaves)
 
 
 def list_shapes(leaves: Sequence[Any]) -> tuple[tuple[int, ...] | None, ...]:
-    """List the shape of each leaf; None for a leaf that is not a tensor."""
     return tuple([leaf.shape if isinstance(leaf, torch.Tensor) else None for leaf in leaves])
 
 
@@ -105,8 +102,6 @@ def describe_leaf(leaf: Any) -> object:
 
 @dataclass(frozen=True)
 class _ByIdentity:
-    """An unhashable input, compared by identity."""
-
     value: Any
 
     def __eq__(self, other: object) -> bool:
@@ -160,7 +155,8 @@ def find_varying_axes(capture: Capture, shapes: Sequence[tuple[int, ...] | None]
     """Find the axes whose size is symbolic in the capture or differs from it, by leaf. None if one of these sizes is below 2."""
     varying: dict[int, set[int]] = {}
     for index, value in zip(capture.inputs, capture.function.inputs, strict=False):
-        declared, shape = cast("Any", value.type).shape, shapes[index] or ()
+        declared = cast("Any", value.type).shape
+        shape = shapes[index] or ()  # a number has no axes
         axes = {axis for axis, (size, actual) in enumerate(zip(declared, shape, strict=True)) if size != actual}
         # torch.export cannot make sizes 0 and 1 symbolic.
         if any(shape[axis] < 2 for axis in axes):
@@ -170,8 +166,6 @@ def find_varying_axes(capture: Capture, shapes: Sequence[tuple[int, ...] | None]
 
 
 class SplitModule:
-    """A module that Dynamo splits into parts at run time, with Python code between them."""
-
     def __init__(self, model: torch.nn.Module, arguments: Mapping[str, Any]) -> None:
         self._modules: list[XRTModule] = []
         backend = partial(compile_graph, options=arguments, freeze=True, modules=self._modules)
@@ -214,18 +208,13 @@ def split(model: torch.nn.Module, arguments: Mapping[str, Any], error: ModelErro
 
 @dataclass(slots=True, eq=False)
 class _CapturedModule:
-    """A capture and the module that runs it."""
-
     capture: Capture
     module: XRTModule
     state: ModuleState
-    """The module's state at the time of the capture."""
     buffers: tuple[int, ...]
     """Indices in `ModuleState.tensors` of the buffers that the capture updates."""
     key: object = None
-    """Its key in `TorchModule._captures`."""
     last_call: int = 0
-    """Number of the last call that used the capture."""
     accepted_shapes: set[object] = field(default_factory=set)
     """Shapes of the leaves, from `list_shapes`, for which `accepts` has returned True."""
 
@@ -235,12 +224,14 @@ class _CapturedModule:
         if shapes in self.accepted_shapes:
             return True
         for index, value in zip(self.capture.inputs, self.capture.function.inputs, strict=False):
-            shape, declared = shapes[index] or (), cast("Any", value.type).shape
+            shape = shapes[index] or ()  # a number has no axes
+            declared = cast("Any", value.type).shape
             if len(shape) != len(declared):
                 return False
             for actual, size in zip(shape, declared, strict=True):
                 # Symbolic sizes are at least 2: torch.export cannot make 0 and 1 symbolic.
-                if actual != size if isinstance(size, int) else actual < 2:
+                is_accepted = actual == size if isinstance(size, int) else actual >= 2
+                if not is_accepted:
                     return False
         if self.capture.guards is not None:
             try:
@@ -256,8 +247,10 @@ def _name_shared_memory(error: ModelError, model: torch.nn.Module, state: Module
     """If two tensors of the module share memory, return the error with their names added, as the likely cause."""
     # Tied parameters are one tensor with several names, which is no error.
     by_identity = {id(tensor): (name, tensor) for name, tensor in zip(list_tensor_names(model), state.tensors, strict=True)}
-    names, tensors = zip(*by_identity.values(), strict=True) if by_identity else ((), ())
-    if (shared := find_shared_memory(tensors, range(len(tensors)))) is None:
+    names = [name for name, _ in by_identity.values()]
+    tensors = [tensor for _, tensor in by_identity.values()]
+    shared = find_shared_memory(tensors, range(len(tensors)))
+    if shared is None:
         return error
     first, second = (names[index] for index in shared)
     return ModelError(
@@ -271,7 +264,6 @@ MAX_ACCEPTED_SHAPES = 1024
 
 
 def _read_last(name: str, doc: str) -> Any:
-    """Make a property that reads an attribute of the XRTModule of the last call."""
     return property(lambda self: getattr(self._require().module, name), doc=doc)
 
 
@@ -368,7 +360,8 @@ class TorchModule:
         """Raise InputError if a tensor that the module writes to shares memory with another tensor of the call."""
         capture = compiled.capture
         names = [f"input {value.name!r}" for value in capture.function.inputs[: len(capture.inputs)]]
-        tensors: list[Any] = [t if isinstance(t, torch.Tensor) else None for t in map(leaves.__getitem__, capture.inputs)]
+        values = [leaves[index] for index in capture.inputs]
+        tensors: list[Any] = [value if isinstance(value, torch.Tensor) else None for value in values]
         written = {capture.inputs.index(leaf) for leaf in capture.updated}
         written.update(range(len(tensors), len(tensors) + len(buffers)))
         names += [f"buffer {name!r}" for name in capture.buffers]
@@ -387,7 +380,7 @@ class TorchModule:
 
     def _find(self, leaves: list[Any], structure: Any) -> tuple[_CapturedModule, list[Any]]:
         """Find or make the capture for these inputs; return it and the buffers that it updates."""
-        autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
+        autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
         with self._guard:
             if self._is_closed:
                 raise InputError("the module is closed; make a new XRTModule")
@@ -523,7 +516,9 @@ class TorchModule:
         self, *args: Any, objective: Objective = "latency", budget: float | None = None, progress: Any = None, **kwargs: Any
     ) -> Any:
         """Search for the best placement for these inputs, with the keywords of `XRTModule.tune`."""
-        limits = {name: kwargs.pop(name) for name in THROUGHPUT_KEYWORDS if name in kwargs} if objective != "latency" else {}
+        limits: dict[str, Any] = {}
+        if objective != "latency":
+            limits = {name: kwargs.pop(name) for name in THROUGHPUT_KEYWORDS if name in kwargs}
         compiled, feed = self._prepare(args, kwargs)
         return compiled.module.tune(*feed, objective=objective, budget=budget, progress=progress, **limits)
 
@@ -565,7 +560,6 @@ class TorchModule:
         )
 
     def close(self) -> None:
-        """Release all captures."""
         self.recapture()
         self._is_closed = True
 

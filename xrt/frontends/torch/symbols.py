@@ -25,7 +25,6 @@ class SymbolicNumber:
     """A number that the module computes from input sizes. Rules convert it to a tensor where an operator needs one."""
 
     expression: Any
-    """A SymPy expression."""
     symbols: Symbols
 
     @property
@@ -43,10 +42,7 @@ Size: TypeAlias = int | SymbolicNumber
 
 @dataclass(slots=True)
 class Symbols:
-    """The symbolic sizes of a captured graph, and the tensors that hold them at run time."""
-
     names: Mapping[str, str]
-    """Maps PyTorch's symbols to the user's names."""
     vectors: dict[Any, Tensor] = field(default_factory=dict)
     """Maps the expressions that are emitted so far to tensors of shape (1,)."""
     scalars: dict[Any, Tensor] = field(default_factory=dict)
@@ -70,7 +66,6 @@ class Symbols:
                 self.sources.setdefault(size.node.expr, (tensor, axis))
 
     def record_value(self, expression: Any, scalar: Tensor) -> None:
-        """Record that ``scalar``, a 0-d tensor, holds the value of an expression."""
         self.scalars[expression] = scalar
         self.vectors[expression] = emit("Reshape", scalar, np.array([1], np.int64))
 
@@ -145,7 +140,6 @@ def _to_float(operand: Tensor) -> Tensor:
 
 
 def _make_extreme(op_type: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Make the function that emits Max or Min of two operands, in float64 if their types differ."""
     return lambda a, b: emit(op_type, a, b) if a.dtype is b.dtype else emit(op_type, _to_float(a), _to_float(b))
 
 

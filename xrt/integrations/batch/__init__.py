@@ -4,8 +4,6 @@ Columns are matched to inputs by name; rows are grouped by shape, run, and retur
 parts, so that it can be resumed. Runs in this process; `xrt.integrations.ray` uses a cluster.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from xrt.lazy_names import load_lazily

@@ -55,9 +55,7 @@ class ChunkReport:
 
     chunk: Chunk
     errors: int
-    """Rows without outputs."""
     engine: str = field(default="", compare=False)
-    """The model's first engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +63,12 @@ class JobReport:
     """Progress or result of a job."""
 
     rows: int
-    """Rows of all files."""
     present: int
     """Rows written by an earlier run."""
     written: int
-    """Rows written by this run."""
     errors: int
-    """Rows without outputs, earlier runs included."""
     parts: int
     engine: str = field(default="", compare=False)
-    """The model's first engine; empty if no part was written."""
 
     def add(self, part: ChunkReport) -> JobReport:
         """Return the report with one more part. The report's engine is that of the latest part."""
@@ -129,7 +123,8 @@ def count_part_errors(part: Path, chunk: Chunk) -> int | None:
     except (OSError, pa.ArrowException):
         return None
     errors = (footer.metadata or {}).get(ERROR_COUNT_KEY.encode(), b"")
-    return int(errors) if footer.num_rows == chunk.stop - chunk.start and errors.isdigit() else None
+    is_complete = footer.num_rows == chunk.stop - chunk.start
+    return int(errors) if is_complete and errors.isdigit() else None
 
 
 MANIFEST = "_xrt_batch.json"

@@ -32,7 +32,6 @@ class RowInput:
 
     name: str
     column: str
-    """The column that fills it."""
     dtype: DType
     shape: tuple[Dim, ...]
     """The shape of one row; dynamic extents may differ from row to row."""
@@ -45,10 +44,8 @@ class RowInput:
 class RowGroup:
     """Rows whose arrays have equal shapes, so that one call can compute all of them."""
 
-    indices: Array
-    """Row numbers, ascending."""
+    indices: Array  # row numbers, ascending
     values: Mapping[str, Array]
-    """The rows of each input, by its name."""
 
     def select(self, rows: Any) -> RowGroup:
         """Select rows of the group by a slice, which copies nothing, or by any other index of NumPy."""
@@ -78,7 +75,8 @@ def group_rows(columns: Mapping[str, Column], errors: Mapping[int, str], count: 
     groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
     for row in range(count):
         if row not in errors:
-            groups.setdefault(tuple(np.shape(column[row]) for column in ragged), []).append(row)  # type: ignore[arg-type]
+            shapes = tuple(np.shape(column[row]) for column in ragged)  # type: ignore[arg-type]
+            groups.setdefault(shapes, []).append(row)
     for members in groups.values():
         values = {
             name: np.stack([column[row] for row in members]) if isinstance(column, list) else column[members]  # type: ignore[misc]
@@ -159,9 +157,9 @@ def _as_array(row_input: RowInput, value: Any) -> Array:
     except ValueError as error:  # lists of unequal lengths
         raise InputError(f"input {row_input}; got lists of unequal lengths") from error
     # Arrow has a matrix as an array of arrays.
-    if array.dtype == object:
+    if array.dtype == object and array.ndim:
         try:
-            array = np.stack([np.asarray(item) for item in array]) if array.ndim else array
+            array = np.stack([np.asarray(item) for item in array])
         except ValueError as error:
             raise InputError(f"input {row_input}; got parts of unequal shapes") from error
     return array
@@ -192,16 +190,11 @@ def _cast(row_input: RowInput, array: Array) -> Array:
         if row_input.dtype is DType.STRING and not all(isinstance(text, str) for text in array.flat):
             raise InputError(f"input {row_input}; got values that are not strings")
         return array
-    # NumPy's letters: b is boolean, i and u are integers, f is float, c is complex, U and T are strings.
-    kind = array.dtype.kind
-    if row_input.dtype is DType.STRING and kind in "UT":
+    if row_input.dtype is DType.STRING and array.dtype.kind in "UT":  # NumPy's strings
         return array.astype(object)
-    are_numbers = kind in "biuf" and (target.kind in "biufc" or row_input.dtype.is_float)
-    # Whatever the values, floats are not cast to integers, nor numbers to booleans.
-    loses_fraction, loses_value = kind == "f" and target.kind in "biu", kind != "b" and target.kind == "b"
-    if not are_numbers or loses_fraction or loses_value:
+    if not _is_castable(array.dtype.kind, row_input.dtype):
         raise InputError(f"input {row_input}; {array.dtype} is another kind of value")
-    if kind in "iu" and target.kind in "iu" and array.size:
+    if array.dtype.kind in "iu" and target.kind in "iu" and array.size:
         bounds = np.iinfo(target)
         if int(array.min()) < bounds.min or int(array.max()) > bounds.max:
             raise InputError(
@@ -214,6 +207,14 @@ def _cast(row_input: RowInput, array: Array) -> Array:
         large = array[np.isinf(converted) & ~np.isinf(array)].flat[0]
         raise InputError(f"input {row_input}; got {large}, which {row_input.dtype} cannot hold")
     return converted
+
+
+def _is_castable(kind: str, target: DType) -> bool:
+    """Whether numbers of this kind, a letter of NumPy, may become ``target``: not floats integers, nor numbers booleans."""
+    # NumPy gives bfloat16 and float8 the kind V.
+    target_kind = "f" if target.is_float else target.numpy.kind
+    target_kinds = {"b": "biufc", "i": "iufc", "u": "iufc", "f": "fc"}
+    return target_kind in target_kinds.get(kind, "")
 
 
 ERROR = "error"
@@ -233,13 +234,16 @@ def collect_column(value: Value, parts: Sequence[tuple[Array, Array]], count: in
     If the shapes of the results differ, the column is an object array, in which a row without a result is an empty array.
     Otherwise the row is NaN, or 0 if the type has no NaN.
     """
-    if len(parts) == 1 and len(parts[0][0]) == count:  # no copy in the usual case
-        return parts[0][1]
+    if len(parts) == 1:  # no copy in the usual case
+        ((indices, array),) = parts
+        if len(indices) == count:
+            return array
     # If all rows have failed, the declared type decides, so that all parts of a job have the same columns.
     if parts:
         shapes = {(array.shape[1:], array.dtype) for _, array in parts}
     elif isinstance(value.type, TensorType) and value.type.shape is not None:
-        shapes = {(tuple(dim if isinstance(dim, int) else 0 for dim in value.type.shape[1:]), value.type.dtype.numpy)}
+        declared_shape = tuple(dim if isinstance(dim, int) else 0 for dim in value.type.shape[1:])
+        shapes = {(declared_shape, value.type.dtype.numpy)}
     else:
         shapes = {((), np.dtype(object))}
     if len(shapes) == 1:
@@ -249,7 +253,9 @@ def collect_column(value: Value, parts: Sequence[tuple[Array, Array]], count: in
         for indices, array in parts:
             column[indices] = array
         return column
-    column = as_objects([np.zeros([0] * (parts[0][1].ndim - 1), parts[0][1].dtype)] * count)
+    _, first_array = parts[0]
+    empty_row = np.zeros([0] * (first_array.ndim - 1), first_array.dtype)
+    column = as_objects([empty_row] * count)
     for indices, array in parts:
         for row, item in zip(indices, array, strict=True):
             column[row] = item
@@ -279,9 +285,9 @@ def stamp_model(path: str | os.PathLike[str]) -> Stamp:
 
 def choose_batch(module: XRTModule) -> int:
     """Choose the rows per call: the model's fixed batch, else its tuned batch, else `DEFAULT_BATCH`."""
-    fixed = find_fixed_batch(module.inputs)
     tuned = module.serving
-    return fixed or (tuned.batch if tuned is not None and tuned.dim else DEFAULT_BATCH)
+    tuned_batch = tuned.batch if tuned is not None and tuned.dim else None  # without a dim, requests are not batched
+    return find_fixed_batch(module.inputs) or tuned_batch or DEFAULT_BATCH
 
 
 class RowModel:
@@ -330,14 +336,18 @@ class RowModel:
         results, errors = self.predict(columns)
         count = len(next(iter(columns.values()))) if columns else 0
         passed_columns = {name: columns[name] for name in self.list_passed_columns(list(columns))}
-        reasons = {ERROR: as_objects([errors.get(row) for row in range(count)])} if self._on_error == "column" else {}
-        return {**passed_columns, **results, **reasons}
+        columns_by_name = {**passed_columns, **results}
+        if self._on_error == "column":
+            columns_by_name[ERROR] = as_objects([errors.get(row) for row in range(count)])
+        return columns_by_name
 
     def list_passed_columns(self, columns: Sequence[str]) -> list[str]:
         """List which of ``columns`` to pass on; raises OptionError for one that is missing or has the name of an output."""
         used = {row_input.column for row_input in self.inputs}
         passed_columns = [name for name in columns if name not in used] if self._keep is None else list(self._keep)
-        result_names = {*self._names.values(), *((ERROR,) if self._on_error == "column" else ())}
+        result_names = set(self._names.values())
+        if self._on_error == "column":
+            result_names.add(ERROR)
         for name in passed_columns:
             if name not in columns:
                 raise OptionError(f"keep names {name!r}; the rows have {', '.join(columns)}.{did_you_mean(name, columns)}")
@@ -415,8 +425,10 @@ class RowModel:
         values = [group.values[row_input.name] for row_input in self.inputs]
         if rows > count:  # fill a fixed batch with copies of the last row
             values = [np.concatenate([array, np.repeat(array[-1:], rows - count, axis=0)]) for array in values]
-        results, selected = self.module(*values), []
-        for value, result in zip(self.module.outputs, results if isinstance(results, tuple) else (results,), strict=True):
+        results = self.module(*values)
+        results = results if isinstance(results, tuple) else (results,)
+        selected = []
+        for value, result in zip(self.module.outputs, results, strict=True):
             if value.name not in self._names:
                 continue
             output = to_host(result)
@@ -433,7 +445,9 @@ class RowModel:
 def _name_outputs(declared: Sequence[Value], columns: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
     """Map each returned output to its column; raises OptionError for an unknown output, or two outputs in one column."""
     names = [value.name for value in declared]
-    mapping = dict(columns) if isinstance(columns, Mapping) else {name: name for name in (names if columns is None else columns)}
+    if not isinstance(columns, Mapping):
+        columns = {name: name for name in (names if columns is None else columns)}
+    mapping = dict(columns)
     for name in mapping:
         if name not in names:
             raise OptionError(f"outputs names {name!r}; the model's outputs are {', '.join(names)}.{did_you_mean(name, names)}")

@@ -42,14 +42,17 @@ def from_arrow(column: Any) -> Array:
 
 
 def _from_lists(array: Any) -> Array:
-    """Convert a column of lists, like `from_arrow`."""
     # Convert the elements of all lists at once and divide them, which is far faster than one list at a time.
-    if not array.null_count and (inner := from_arrow(array.flatten())).dtype != object:
-        size = array.type.list_size if pa.types.is_fixed_size_list(array.type) else None
-        lengths = np.full(len(array), size) if size is not None else array.value_lengths().to_numpy(zero_copy_only=False)
+    elements = None if array.null_count else from_arrow(array.flatten())
+    if elements is not None and elements.dtype != object:
+        if pa.types.is_fixed_size_list(array.type):
+            lengths = np.full(len(array), array.type.list_size)
+        else:
+            lengths = array.value_lengths().to_numpy(zero_copy_only=False)
         if len(set(lengths.tolist())) <= 1:
-            return inner.reshape(len(array), int(lengths[0]) if len(lengths) else 0, *inner.shape[1:])
-        return as_objects(np.split(inner, np.cumsum(lengths)[:-1]))
+            length = int(lengths[0]) if len(lengths) else 0
+            return elements.reshape(len(array), length, *elements.shape[1:])
+        return as_objects(np.split(elements, np.cumsum(lengths)[:-1]))
     return as_objects([from_arrow(row.values) if row.is_valid else None for row in array])
 
 
@@ -72,9 +75,12 @@ def to_arrow(value: Value, column: Array, missing: Sequence[int] = ()) -> Any:
     if array.ndim == 1:
         return pa.array(array, mask=mask) if mask.any() else nested
     for axis in range(array.ndim - 1, 0, -1):
-        count, size = int(np.prod(array.shape[:axis])), array.shape[axis]
-        offsets = pa.array(np.arange(count + 1, dtype=np.int32) * np.int32(size))  # all lists of an axis have the same length
-        nested = pa.ListArray.from_arrays(offsets, nested, mask=pa.array(mask) if axis == 1 and mask.any() else None)
+        count = int(np.prod(array.shape[:axis]))
+        size = array.shape[axis]  # the length of all lists of this axis
+        offsets = pa.array(np.arange(count + 1, dtype=np.int32) * np.int32(size))
+        # Only the outermost lists are rows, which may be missing.
+        row_mask = pa.array(mask) if axis == 1 and mask.any() else None
+        nested = pa.ListArray.from_arrays(offsets, nested, mask=row_mask)
     return nested
 
 
@@ -125,12 +131,9 @@ MIN_PART_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class RowFile:
-    """A file of rows, as of the start of the job."""
-
     path: str
     rows: int
     bytes: int
-    """The size of the file."""
     modified: int
     """Modification time in nanoseconds."""
 
@@ -183,7 +186,6 @@ def _expand(path: Path) -> list[Path]:
 
 
 def _open(path: str) -> Any:
-    """Open the file as a fragment of an Arrow dataset."""
     (fragment,) = ds.dataset(path, format=FORMATS[Path(path).suffix]).get_fragments()
     return fragment
 

@@ -90,7 +90,6 @@ def _combine(combine: Callable[[Tensor, Tensor], Tensor], result: TensorType, a:
 
 
 def _compare(compare: Callable[[Tensor, Tensor], Tensor], result: TensorType, a: Any, b: Any) -> Tensor:
-    """Compare two operands in the element type that PyTorch promotes them to."""
     return compare(*_cast_both(promote_types(a, b), a, b))
 
 
@@ -391,8 +390,11 @@ def topk(
 def sort(
     result: tuple[TensorType, ...], x: Tensor, *args: Any, stable: Any = None, dim: int = -1, descending: bool = False
 ) -> Any:
+    # By position for `sort`, by keyword for `sort.stable`.
     if args:
-        dim, descending = args[0], args[1] if len(args) > 1 else descending
+        dim = args[0]
+    if len(args) > 1:
+        descending = args[1]
     if x.ndim == 0:
         return x, scalar(0, DType.INT64)
     # Not all engines have TopK of narrow integers.

@@ -49,19 +49,21 @@ def _convolve(a: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
     """Emit a convolution. The batch axis of ``x`` may be missing."""
     count = weight.ndim - 2
     y, is_single = add_batch(x, count)
-    op_type, attributes = "Conv", {"strides": a.stride, "dilations": a.dilation}
+    attributes = {"strides": a.stride, "dilations": a.dilation}
     # `convolution` has the argument `transposed`. Of the other overloads, only transposed ones have an output padding.
-    if getattr(a, "transposed", hasattr(a, "output_padding")):
-        op_type, attributes["output_padding"] = "ConvTranspose", a.output_padding
+    is_transposed = getattr(a, "transposed", hasattr(a, "output_padding"))
+    if is_transposed:
+        attributes["output_padding"] = a.output_padding
+    op_type = "ConvTranspose" if is_transposed else "Conv"
     per_axis = {name: repeat_per_axis(value, count) for name, value in attributes.items()}
     pads = repeat_per_axis(a.padding, count) * 2
     return drop_batch(emit(op_type, y, weight, bias, pads=pads, group=a.groups, **per_axis), is_single)
 
 
 def _make_affine(a: Any, size: Any, dtype: DType) -> tuple[Tensor, Tensor]:
-    """Return the scale and the shift of a normalization. By default they are ones and zeros of this size."""
     scale = constant(np.ones(size), dtype) if a.weight is None else a.weight
-    return scale, constant(np.zeros(size), dtype) if a.bias is None else a.bias
+    shift = constant(np.zeros(size), dtype) if a.bias is None else a.bias
+    return scale, shift
 
 
 def _emit_moments(x: Tensor, axes: list[int], eps: float) -> tuple[Tensor, ...]:
@@ -97,13 +99,11 @@ def native_batch_norm(result: Any, a: Any) -> Any:
 
 @rule_by_name("_native_batch_norm_legit.no_stats")
 def native_batch_norm_without_statistics(result: Any, a: Any) -> Any:
-    """Normalize by batch statistics, which are also returned."""
     return _normalize_batch(a)[:3]
 
 
 @rule_by_name("_native_batch_norm_legit_functional")
 def native_batch_norm_functional(result: Any, a: Any) -> Any:
-    """Batch normalization that also returns the updated running statistics."""
     if not a.training:
         return *native_batch_norm(result, a), a.running_mean, a.running_var
     y, mean, inverse_deviation, variance = _normalize_batch(a)
@@ -150,10 +150,11 @@ def layer_norm(result: TensorType, a: Any) -> Tensor:
 
 @rule_by_name("native_layer_norm")
 def native_layer_norm(result: Any, a: Any) -> Any:
-    y, x = layer_norm(result[0], a), a.input
+    y = layer_norm(result[0], a)
     if result[1] is None and result[2] is None:
         return y, None, None
-    mean, _, _, inverse_deviation = _emit_moments(x, list(range(x.ndim - len(a.normalized_shape), x.ndim)), a.eps)
+    axes = list(range(a.input.ndim - len(a.normalized_shape), a.input.ndim))
+    mean, _, _, inverse_deviation = _emit_moments(a.input, axes, a.eps)
     return y, mean, inverse_deviation
 
 
@@ -200,7 +201,6 @@ def instance_norm(result: TensorType, a: Any) -> Tensor:
 
 @rule("im2col")
 def im2col(result: TensorType, x: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
-    """Emit one Gather of constant positions per spatial axis."""
     y = emit("Pad", x, ints(0, 0, *padding, 0, 0, *padding), scalar(0, x.dtype)) if any(padding) else x
     counts = []
     for axis in (0, 1):
@@ -239,9 +239,10 @@ def _average_pool(count: int, result: TensorType, a: Any) -> Tensor:
 
 def _max_pool_with_indices(count: int, result: Any, a: Any) -> Any:
     """Emit MaxPool with indices, and convert the indices: ONNX counts in the whole tensor, PyTorch in each channel."""
-    y, x = _max_pool(count, result[0], a), a.self
+    y = _max_pool(count, result[0], a)
     if result[1] is None:
         return y, None
+    x = a.self
     if x.ndim != count + 2:
         raise Unsupported("a pool without a batch of which the indices are used")
     # MaxPool was recorded with one output. Record it again with the indices.
@@ -303,8 +304,9 @@ def _resize(result: TensorType, x: Tensor, size: Any, factors: Any, **attributes
     if factors is not None:
         # Resize by sizes would compute other sample positions than PyTorch does from the factors.
         scales = np.array([float(factor) for factor in factors], np.float32)
-        new_sizes = [size * scale for size, scale in zip(x.shape[2:], scales, strict=True) if isinstance(size, int)]
-        has_whole_sizes = len(new_sizes) == len(axes) and all(abs(size - round(float(size))) < 1e-4 for size in new_sizes)
+        new_sizes = [extent * scale for extent, scale in zip(x.shape[2:], scales, strict=True) if isinstance(extent, int)]
+        is_static = len(new_sizes) == len(axes)
+        has_whole_sizes = is_static and all(abs(extent - round(float(extent))) < 1e-4 for extent in new_sizes)
         if not has_whole_sizes and any(not float(scale).is_integer() for scale in scales):
             raise Unsupported("a resize by a factor that gives no whole size")
         return emit("Resize", x, None, scales, None, axes=axes, **attributes)
@@ -366,20 +368,19 @@ def _apply_layers(
     weight_count = len(params) // (layers * directions)
     if weight_count != (4 if has_biases else 2):
         raise Unsupported("a recurrent layer with projections")
+    # Parameters and states are listed layer by layer, and in each layer by direction.
+    param_groups = [params[start : start + weight_count] for start in range(0, len(params), weight_count)]
+    attributes["direction"] = "bidirectional" if is_bidirectional else "forward"
     y = emit("Transpose", x, perm=[1, 0, 2]) if is_batch_first else x
     last_states: list[list[Tensor]] = [[] for _ in states]
     for layer in range(layers):
-        layer_params = [
-            params[(layer * directions + i) * weight_count : (layer * directions + i + 1) * weight_count]
-            for i in range(directions)
-        ]
-        weights = _stack_weights(layer_params, order, has_biases)
-        first_states = [
-            emit("Slice", state, ints(layer * directions), ints((layer + 1) * directions), ints(0)) for state in states
-        ]
-        hidden, direction = get_static_size(layer_params[0][1], 1), "bidirectional" if is_bidirectional else "forward"
+        start = layer * directions
+        end = start + directions
+        weights = _stack_weights(param_groups[start:end], order, has_biases)
+        first_states = [emit("Slice", state, ints(start), ints(end), ints(0)) for state in states]
+        hidden = get_static_size(param_groups[start][1], 1)
         inputs = (y, *weights, None, *first_states)
-        results = apply(op_type, inputs, {"hidden_size": hidden, "direction": direction, **attributes}, outputs=1 + len(states))
+        results = apply(op_type, inputs, {"hidden_size": hidden, **attributes}, outputs=1 + len(states))
         for collected, state in zip(last_states, results[1:], strict=True):
             collected.append(state)
         # PyTorch concatenates the directions on the last axis.
@@ -396,15 +397,16 @@ def _stack_weights(layer_params: list[Any], order: list[int], has_biases: bool) 
     # One entry per direction in each list.
     input_weights, recurrent_weights, biases = [], [], []
     for params in layer_params:
-        reordered = [
-            param if order == [0] else _reorder_gates(param, order, hidden) for param in params[: 4 if has_biases else 2]
-        ]
+        used_params = params[:4] if has_biases else params[:2]
+        # An RNN has one gate, whose order is [0].
+        reordered = used_params if order == [0] else [_reorder_gates(param, order, hidden) for param in used_params]
         input_weights.append(emit("Unsqueeze", reordered[0], ints(0)))
         recurrent_weights.append(emit("Unsqueeze", reordered[1], ints(0)))
         if has_biases:
             biases.append(emit("Unsqueeze", emit("Concat", *reordered[2:], axis=0), ints(0)))
-    stacked = [emit("Concat", *tensors, axis=0) if tensors else None for tensors in (input_weights, recurrent_weights, biases)]
-    return stacked[0], stacked[1], stacked[2]  # type: ignore[return-value]  # only biases may be None
+    stacked_weights = emit("Concat", *input_weights, axis=0)
+    stacked_recurrent_weights = emit("Concat", *recurrent_weights, axis=0)
+    return stacked_weights, stacked_recurrent_weights, emit("Concat", *biases, axis=0) if has_biases else None
 
 
 @rule("lstm.input")
@@ -463,7 +465,8 @@ def _differentiate(
         return [None] * len(inputs)
     builder = Builder("backward", opsets=dict(get_builder("a gradient").opsets))
     with builder:
-        builder.output(record(*(builder.input(name, value.type) for name, value in zip(names, inputs, strict=True))), "result")
+        traced_inputs = [builder.input(name, value.type) for name, value in zip(names, inputs, strict=True)]
+        builder.output(record(*traced_inputs), "result")
     backward = gradient(builder.function(), of="result", with_respect_to=chosen, seeds=True)
     backward = drop_dead_nodes(backward.replace(outputs=backward.outputs[1:]))
     results = iter(get_builder("a gradient").inline(backward, *inputs, g))
@@ -472,7 +475,8 @@ def _differentiate(
 
 @rule_by_name("convolution_backward")
 def convolution_backward(result: Any, a: Any) -> Any:
-    g, wanted = a.grad_output, [mask and type_ is not None for mask, type_ in zip(a.output_mask, result, strict=True)]
+    g = a.grad_output
+    wanted = [mask and type_ is not None for mask, type_ in zip(a.output_mask, result, strict=True)]
     gradients = _differentiate(lambda x, weight: _convolve(a, x, weight), [a.input, a.weight], g, wanted[:2])
     axes = [axis for axis in range(g.ndim) if axis != 1]
     return *gradients, reduce_axes("ReduceSum", g, axes, False) if wanted[2] else None
@@ -497,7 +501,6 @@ def _max_pool_backward(count: int, result: TensorType, g: Tensor, x: Tensor, *ar
 
 
 def _pool_backward(forward: str, result: TensorType, g: Tensor, x: Tensor, *args: Any) -> Any:
-    """Lower the backward of average pooling or padding by differentiating the rule of ``forward``."""
     return _differentiate(lambda x: RULES[f"aten.{forward}.default"](g.tensor_type, x, *args), [x], g, [True])[0]
 
 

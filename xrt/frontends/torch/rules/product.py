@@ -37,7 +37,8 @@ def linear(result: TensorType, x: Tensor, weight: Tensor, bias: Tensor | None = 
     symbolic_count = sum(not isinstance(size, int) for size in sizes)
     can_flatten = x.ndim == 2 or (x.ndim > 0 and symbolic_count <= 1)
     if weight.ndim != 2 or not can_flatten or is_empty or not x.dtype.is_float:
-        y = emit("MatMul", x, emit("Transpose", weight, perm=[1, 0]) if weight.ndim == 2 else weight)
+        transposed = emit("Transpose", weight, perm=[1, 0]) if weight.ndim == 2 else weight
+        y = emit("MatMul", x, transposed)
         return y if bias is None else emit("Add", y, bias)
     rows = x if x.ndim == 2 else reshape(x, -1, get_static_size(weight, 1))
     y = emit("Gemm", rows, weight, bias, transB=1)
@@ -112,7 +113,9 @@ def _regroup(x: Tensor, like: Tensor) -> Tensor:
     """Reshape ``x`` to the number of heads of ``like``: the rows of several heads become rows of one head, or the reverse."""
     heads, leading_axes = like.shape[-3], x.ndim - 3
     x_heads, x_rows = x.shape[-3:-1]
-    rows = x_heads * x_rows // heads if all(isinstance(size, int) for size in (x_heads, x_rows, heads)) else None  # type: ignore[operator]  # all are integers
+    rows = None
+    if isinstance(x_heads, int) and isinstance(x_rows, int) and isinstance(heads, int):
+        rows = x_heads * x_rows // heads
     if isinstance(heads, int):
         regrouped = reshape(x, *[0] * leading_axes, heads, -1, 0)
     else:
@@ -134,7 +137,6 @@ def _multiply(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _broadcast(size: Dim, other: Dim) -> Dim:
-    """Find the size to which two sizes broadcast; None if it is unknown."""
     if size in (other, 1):
         return other
     return size if other == 1 else None
@@ -210,8 +212,9 @@ def _apply_mask(scores: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 def _attend(a: Any) -> tuple[Tensor, Tensor]:
     """Emit attention; return the result and the weights, in float32 for half precision. Rows without keys are zero."""
-    scores, mask, has_keys = _score(a), _get_mask(a), None
+    scores, mask = _score(a), _get_mask(a)
     shape = scores.shape
+    has_keys = None
     if mask is not None:
         scores, has_keys = _apply_mask(scores, mask)
     weights = emit("Softmax", scores, axis=-1)

@@ -44,7 +44,8 @@ def to(result: TensorType, x: Tensor, *_: Any, **__: Any) -> Tensor:
 
 @rule("view", "reshape", "_unsafe_view", "unflatten.int", "view_as", "flatten.using_ints")
 def view(result: TensorType, x: Tensor, *args: Any) -> Tensor:
-    return reshape_to(x, result, args[0] if args and isinstance(args[0], list | tuple) else None)
+    has_sizes = bool(args) and isinstance(args[0], list | tuple)  # not for view_as and flatten
+    return reshape_to(x, result, args[0] if has_sizes else None)
 
 
 def reshape_to(x: Tensor, result: TensorType, sizes: Any = None) -> Tensor:
@@ -60,7 +61,8 @@ def reshape_to(x: Tensor, result: TensorType, sizes: Any = None) -> Tensor:
     target = []
     for axis, size in enumerate(new_shape):
         is_copied = axis < len(old_shape) and old_shape[axis] == size
-        target.append(size if isinstance(size, int) else 0 if is_copied else -1)
+        symbolic_size = 0 if is_copied else -1
+        target.append(size if isinstance(size, int) else symbolic_size)
     if target.count(-1) <= 1:
         return emit("Reshape", x, np.array(target, np.int64))
     if sizes is None or len(sizes) != len(new_shape):
@@ -128,7 +130,8 @@ def split(result: tuple[TensorType, ...], x: Tensor, size: Any, dim: int = 0) ->
 
 @rule("slice.Tensor")
 def slice_(result: TensorType, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
-    begin, stop = 0 if start is None else start, NO_END if end is None else end
+    begin = 0 if start is None else start
+    stop = NO_END if end is None else end
     axis = dim % x.ndim
     if begin == 0 and stop == NO_END and step == 1:
         return x
@@ -160,7 +163,9 @@ def pad(result: TensorType, x: Tensor, pad: Any, mode: str = "constant", value: 
     before: list[Any] = [0] * x.ndim
     after: list[Any] = [0] * x.ndim
     for i in range(len(pad) // 2):
-        before[x.ndim - 1 - i], after[x.ndim - 1 - i] = pad[2 * i], pad[2 * i + 1]
+        axis = x.ndim - 1 - i
+        before[axis] = pad[2 * i]
+        after[axis] = pad[2 * i + 1]
     if mode != "constant":
         return _pad_from_input(x, before, after, mode)
     fill = scalar(value if value is not None else 0, x.dtype)
@@ -175,7 +180,8 @@ def _pad_from_input(x: Tensor, before: list[int], after: list[int], mode: str) -
     y = emit("Pad", x, ints(*(max(width, 0) for width in (*before, *after))), mode=_PADS[mode])
     if not has_crop:
         return y
-    starts, ends = [max(-width, 0) for width in before], [min(width, 0) or NO_END for width in after]
+    starts = [max(-width, 0) for width in before]
+    ends = [width if width < 0 else NO_END for width in after]
     return emit("Slice", y, ints(*starts), ints(*ends), ints(*range(x.ndim)))
 
 
@@ -194,7 +200,6 @@ for _name, _upper in {"tril": 0, "triu": 1}.items():
 
 @rule("diagonal")
 def diagonal(result: TensorType, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """Gather the diagonal of two axes, which becomes the last axis."""
     a, b = dim1 % x.ndim, dim2 % x.ndim
     rows, columns = x.shape[a], x.shape[b]
     if not isinstance(rows, int) or not isinstance(columns, int):
@@ -221,7 +226,6 @@ def unfold(result: TensorType, x: Tensor, dimension: int, size: int, step: int) 
 
 
 def _fill(value: Any, sizes: Any, dtype: DType) -> Tensor:
-    """Emit a tensor of these sizes, which may be symbolic, filled with a number."""
     element = cast(value, dtype)
     return emit("Expand", element, make_shape(sizes)) if len(sizes) else element
 
@@ -303,7 +307,8 @@ def _put_at_inner_axes(x: Tensor, indices: Any, axes: list[int], values: Tensor,
         values = emit("Transpose", values, perm=value_order)
     transposed = set_shape(emit("Transpose", x, perm=order), tuple(x.shape[axis] for axis in order))
     written = _put_at(transposed, stack_indices([indices[axis] for axis in axes])[0], len(axes), values, accumulate)
-    return emit("Transpose", written, perm=[order.index(axis) for axis in range(x.ndim)])
+    inverse_order = [order.index(axis) for axis in range(x.ndim)]
+    return emit("Transpose", written, perm=inverse_order)
 
 
 def _put_masked(x: Tensor, mask: Tensor, values: Tensor, accumulate: bool) -> Tensor:
@@ -320,7 +325,6 @@ def _put_masked(x: Tensor, mask: Tensor, values: Tensor, accumulate: bool) -> Te
 
 
 def _move_to_front(x: Tensor, dim: int) -> tuple[Tensor, list[int]]:
-    """Transpose an axis to the front; return the result and the order of the axes."""
     if x.ndim == 0:
         raise Unsupported("an index into a 0-d tensor")
     axis = dim % x.ndim
@@ -346,7 +350,6 @@ def scatter_reduce(
 
 
 def _scatter(x: Tensor, dim: int, index: Tensor, source: Any, reduction: str) -> Tensor:
-    """Write or reduce ``source``, a tensor or a number, into ``x`` at indices along one axis."""
     if x.ndim == 0:
         raise Unsupported("a write by index into a 0-d tensor")
     axis, values = dim % x.ndim, as_tensor(source)
@@ -363,7 +366,8 @@ def slice_scatter(
     result: TensorType, x: Tensor, source: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Tensor:
     axis = dim % x.ndim
-    begin, stop = 0 if start is None else start, NO_END if end is None else end
+    begin = 0 if start is None else start
+    stop = NO_END if end is None else end
     if source.shape == x.shape and None not in x.shape and step == 1:
         return cast(source, x.dtype)
     size = x.shape[axis]
@@ -374,8 +378,10 @@ def slice_scatter(
         numbers = emit("Range", scalar(0, DType.INT64), extent, scalar(1, DType.INT64))
         indices = emit("Slice", numbers, make_shape([begin]), make_shape([stop]), ints(0), ints(step))
     transposed, order = _move_to_front(x, dim)
-    written = emit("ScatterND", transposed, reshape(indices, -1, 1), cast(_move_to_front(source, dim)[0], x.dtype))
-    return emit("Transpose", written, perm=[int(i) for i in np.argsort(order)]) if axis else written
+    transposed_source, _ = _move_to_front(source, dim)
+    written = emit("ScatterND", transposed, reshape(indices, -1, 1), cast(transposed_source, x.dtype))
+    inverse_order = [order.index(other) for other in range(x.ndim)]
+    return emit("Transpose", written, perm=inverse_order) if axis else written
 
 
 @rule("masked_select")
@@ -401,7 +407,6 @@ def masked_scatter(result: TensorType, x: Tensor, mask: Tensor, source: Tensor) 
 
 
 def _broadcast_shape(x: Tensor, mask: Tensor) -> Any:
-    """Emit the shape to which a tensor and a mask broadcast."""
     if x.shape == mask.shape and None not in x.shape:
         return emit("Shape", x)
     # Any operator that broadcasts would do.

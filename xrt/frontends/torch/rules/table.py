@@ -75,7 +75,6 @@ def bind_arguments(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def cast(x: Any, dtype: DType) -> Tensor:
-    """Convert a tensor or number to a tensor of an element type."""
     if isinstance(x, SymbolicNumber):
         x = x.scalar
     if isinstance(x, bool | int | float):
@@ -98,7 +97,6 @@ def scalar(value: Any, dtype: DType) -> Tensor:
 
 
 def ints(*values: int) -> np.ndarray[Any, Any]:
-    """An int64 vector operand, such as the axes of Squeeze."""
     return np.array(values, np.int64)
 
 
@@ -122,14 +120,14 @@ def reshape(x: Tensor, *sizes: int) -> Tensor:
     extents = [size for size in shape if isinstance(size, int)]
     if len(extents) < len(shape):
         raise Unsupported("a shape with an extent of zero and symbolic ones")
-    merged = math.prod(extent for axis, extent in enumerate(extents) if axis >= len(sizes) or sizes[axis] != 0)
-    inferred = merged // math.prod(size for size in sizes if size > 0)
+    # The axes that are not copied hold the elements of the new sizes that are not 0.
+    merged_count = math.prod(extent for axis, extent in enumerate(extents) if axis >= len(sizes) or sizes[axis] != 0)
+    inferred = merged_count // math.prod(size for size in sizes if size > 0)
     new_sizes = [extents[axis] if size == 0 else size for axis, size in enumerate(sizes)]
     return reshape_exactly(x, [inferred if size < 0 else size for size in new_sizes])
 
 
 def reshape_exactly(x: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Reshape to static sizes, which may be zero."""
     return emit("Reshape", x, ints(*sizes), allowzero=1) if 0 in sizes else emit("Reshape", x, ints(*sizes))
 
 
@@ -180,5 +178,4 @@ def add_batch(x: Tensor, count: int) -> tuple[Tensor, bool]:
 
 
 def drop_batch(y: Tensor, is_single: bool) -> Tensor:
-    """Remove the axis added by `add_batch`."""
     return emit("Squeeze", y, ints(0)) if is_single else y
