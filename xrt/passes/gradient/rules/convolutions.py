@@ -56,10 +56,7 @@ def _drop_padding(window: Window) -> Window:
 
 
 def crop_to(x: Tensor, like: Tensor, begins: Sequence[int], min_extents: Sequence[int]) -> Tensor:
-    """Select the part of `x` that starts at `begins` and has the spatial extents of `like`. What lies behind `x` is zero.
-
-    ``min_extents`` are lower bounds of the spatial extents of `x`.
-    """
+    """Crop or zero-pad `x`, of at least `min_extents`, to the spatial extents of `like` from `begins` on."""
     axes = make_vector(*range(2, 2 + len(begins)))
     # The number of elements to append to each axis, or if negative to remove.
     missing = [get_extent(like, axis) + begin - get_extent(x, axis) for axis, begin in enumerate(begins, 2)]

@@ -1,7 +1,4 @@
-"""Gradients of operators that move elements: reshape, slice, gather, scatter, pad, resize.
-
-An element that is read several times gets the sum of the gradients.
-"""
+"""Gradients of operators that move elements. An element that is read several times gets the sum of the gradients."""
 
 from __future__ import annotations
 
@@ -37,6 +34,7 @@ if TYPE_CHECKING:
 
 @rule("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 def reshape_back(ctx: RuleContext) -> Gradients:
+    """Reshape the gradient to the input."""
     return (reshape_to(ctx.g, ctx.x),)
 
 
@@ -49,6 +47,7 @@ def transpose_back(ctx: RuleContext) -> Gradients:
 
 @rule("Expand")
 def sum_copies(ctx: RuleContext) -> Gradients:
+    """Sum over the broadcast copies."""
     return (sum_to(ctx.g, ctx.x),)
 
 
@@ -66,12 +65,14 @@ def sum_tiles(ctx: RuleContext) -> Gradients:
 
 @rule("Concat")
 def split_gradient(ctx: RuleContext) -> Gradients:
+    """Split the gradient."""
     axis, operands = ctx.attr("axis"), [ctx.input(i) for i in range(len(ctx.node.inputs))]
     return split(ctx.g, join_extents(*(get_extent(operand, axis) for operand in operands)), axis, len(operands))
 
 
 @rule("Split")
 def concatenate_gradients(ctx: RuleContext) -> Gradients:
+    """Concatenate the gradients."""
     if "" in ctx.node.outputs:
         ctx.refuse("it omits an output, and the rule needs all of them")
     parts = [ctx.gradient(index) for index in range(len(ctx.node.outputs))]
@@ -154,6 +155,7 @@ def reverse_back(ctx: RuleContext) -> Gradients:
 
 @rule("Trilu")
 def keep_triangle(ctx: RuleContext) -> Gradients:
+    """Keep the same triangle of the gradient."""
     diagonal = ctx.optional(1)
     operands = (ctx.g,) if diagonal is None else (ctx.g, diagonal)
     return (emit("Trilu", *operands, upper=ctx.attr("upper", 1)),)
@@ -161,6 +163,7 @@ def keep_triangle(ctx: RuleContext) -> Gradients:
 
 @rule("Compress")
 def scatter_compressed(ctx: RuleContext) -> Gradients:
+    """Scatter the gradient to the positions of the kept elements."""
     axis = ctx.attr("axis")
     return (_sum_sources(ctx, lambda indices: emit("Compress", indices, ctx.input(1), axis=axis)),)
 
@@ -229,12 +232,14 @@ def _invert_constant_gather(ctx: RuleContext, axis: int) -> Tensor | None:
 
 @rule("GatherElements")
 def gather_elements(ctx: RuleContext) -> Gradients:
+    """Scatter-add the gradients of the elements."""
     axis = ctx.attr("axis", 0)
     return (emit("ScatterElements", zeros_like(ctx.x), ctx.input(1), ctx.g, axis=axis, reduction="add"),)
 
 
 @rule("GatherND")
 def gather_slices(ctx: RuleContext) -> Gradients:
+    """Scatter-add the gradients of the slices."""
     batch = ctx.attr("batch_dims", 0)
     if batch == 0:
         return (emit("ScatterND", zeros_like(ctx.x), ctx.input(1), ctx.g, reduction="add"),)

@@ -186,10 +186,7 @@ def _define_direction(ctx: RuleContext) -> Gradients:
 
 
 def _make_cell(ctx: RuleContext, hidden: int) -> tuple[_Cell, Tensor]:
-    """Make the cell of one direction, and multiply the whole sequence by the input weights and add the biases.
-
-    The second result is (time, batch, gates * hidden).
-    """
+    """Make the cell of one direction, and compute its gates' inputs with biases as (time, batch, gates * hidden)."""
     weights, recurrent = (transpose(_squeeze(ctx.input(k)), [1, 0]) for k in (1, 2))
     inputs = emit("MatMul", ctx.x, weights)
     bias, peepholes = ctx.optional(3), ctx.optional(_PEEPHOLES)
