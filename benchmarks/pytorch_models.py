@@ -67,7 +67,9 @@ MODELS = {
     "bert": BenchModel(_make_transformer("Bert", "input_ids"), _make_ids(30_000, 128)),
     "gpt2": BenchModel(_make_transformer("GPT2", "input_ids", use_cache=False), _make_ids(50_000, 64)),
     "convnext": BenchModel(_make_transformer("ConvNext", "pixel_values"), _make_image, is_image=True),
-    "resnet50": BenchModel(_make_transformer("ResNet", "pixel_values", "ForImageClassification"), _make_image, is_image=True),
+    "resnet50": BenchModel(
+        _make_transformer("ResNet", "pixel_values", "ForImageClassification", num_labels=1000), _make_image, is_image=True
+    ),
     "vit": BenchModel(_make_transformer("ViT", "pixel_values"), _make_image),
     "lstm": BenchModel(Recurrent, lambda: (torch.randn(8, 50, 256),)),
 }

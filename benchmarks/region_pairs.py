@@ -62,10 +62,9 @@ def _nodes(kind: str, prefix: str, read: str, made: str) -> list[Node]:
     if kind == "chain":
         ops = [("Mul", "c"), ("Add", "d"), ("Relu", ""), ("Sub", "c"), ("Abs", ""), ("Add", "d"), ("Sqrt", ""), ("Mul", "d")]
         names = [read, *(f"{prefix}{i}" for i in range(len(ops) - 1)), made]
-        measure_pairs = pairwise(names)
         return [
-            Node(op, (options, second) if second else (options,), (b,), name=f"{prefix}{op}{i}")
-            for i, ((op, second), (options, b)) in enumerate(zip(ops, measure_pairs, strict=True))
+            Node(op, (source, constant) if constant else (source,), (result,), name=f"{prefix}{op}{i}")
+            for i, ((op, constant), (source, result)) in enumerate(zip(ops, pairwise(names), strict=True))
         ]
     op, seconds, attributes = {
         "softmax": ("Softmax", (), {"axis": -1}),

@@ -409,9 +409,12 @@ class Builder:
 
     # ------------------------------------------------------------------ how nodes are recorded
 
-    def scope(self, name: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
         """Prefix the names of recorded nodes with ``name/``."""
-        return self._set_temporarily(_prefix=f"{self._prefix}{name}/")
+        # The prefix is read when the scope is entered, which may be inside another scope.
+        with self._set_temporarily(_prefix=f"{self._prefix}{name}/"):
+            yield
 
     def device(self, device: str) -> AbstractContextManager[None]:
         """Place recorded nodes on a device: ``"cpu"``, ``"cuda:1"``."""

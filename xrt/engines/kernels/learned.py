@@ -156,7 +156,7 @@ def dict_vectorizer(node: Node, ctx: NodeContext) -> Run:
         dtype = declared
         if dtype is None:  # then that of the first value
             first = next((value for entry in maps for value in entry.values()), 0.0)
-            dtype = np.dtype({"U": object, "i": np.int64}.get(np.asarray(first).dtype.kind, np.float32))
+            dtype = np.dtype({"U": object, "i": np.int64, "b": np.int64}.get(np.asarray(first).dtype.kind, np.float32))
         absent: Any = "" if dtype.hasobject else 0
         rows = [[entry.get(key, absent) for key in keys] for entry in maps]
         return np.array(rows, dtype=dtype).reshape(len(maps), len(keys))

@@ -224,6 +224,7 @@ class OpenVinoExecutable(Executable):
         """The serialized model that was loaded; None if the model was compiled."""
         self.inplace = inplace
         self._owner = owner
+        self._used_inputs = frozenset(compiled.used_inputs)
         self._report_memory = report_memory
         self._symbolic_inputs = [
             (index, value.type.shape)
@@ -264,13 +265,13 @@ class OpenVinoExecutable(Executable):
     def _resolve_shapes(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Determine the shape of each output from the shapes of the inputs; None for a shape that is unknown before the run.
 
-        Raises ValueError for an empty input. Also raises it for a dim with two sizes, because OpenVINO would read beyond the end
-        of the smaller input.
+        Raises ValueError for an empty input that the model uses. Also raises it for a dim with two sizes, because OpenVINO would
+        read beyond the end of the smaller input.
         """
         sizes: dict[str, int] = {}
         for index, shape in self._symbolic_inputs:
             name, array = self.function.inputs[index].name, inputs[index]
-            if not array.size:
+            if index in self._used_inputs and not array.size:
                 raise ValueError(f"input {name!r} has no elements, which only some operators of OpenVINO support")
             for dim, size in zip(shape or (), array.shape, strict=True):
                 if isinstance(dim, str) and sizes.setdefault(dim, size) != size:

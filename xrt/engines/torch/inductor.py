@@ -14,10 +14,10 @@ import shutil
 import sys
 import tempfile
 from _ctypes import dlclose
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -335,6 +335,29 @@ class InductorLibrary:
         dlclose(self._code._handle)
 
 
+def _make_library_call(library: InductorLibrary, function: Function) -> Callable[[Sequence[Any]], list[Any]]:
+    """Make the function that computes the outputs by the library, or by kernels for sizes that its code does not support.
+
+    It does not refer to the executable, which is freed as soon as it is dropped.
+    """
+    dynamic_axes: list[tuple[int, int]] = []
+    for index, value in enumerate(function.inputs):
+        shape = getattr(value.type, "shape", None) or ()
+        dynamic_axes += [(index, axis) for axis, dim in enumerate(shape) if not isinstance(dim, int)]
+    get_kernels = cache(lambda: make_program(function))
+
+    def call(inputs: Sequence[Any]) -> list[Any]:
+        # Inductor's code is not valid for dynamic dims of 0 or 1.
+        if any(inputs[index].shape[axis] < 2 for index, axis in dynamic_axes):
+            return [result.clone() for result in get_kernels()(inputs)]  # an output must not share a constant's memory
+        try:
+            return library([tensor.contiguous() for tensor in inputs])
+        except RuntimeError as cause:
+            raise RunFailed(f"torch failed in {function.name!r}: {summarize_error(cause)}") from cause
+
+    return call
+
+
 class InductorExecutable(TorchExecutable):
     """Runs a library of Inductor on tensors that share memory with the caller's arrays."""
 
@@ -344,27 +367,8 @@ class InductorExecutable(TorchExecutable):
             file.write(data)
             file.flush()
             self._library = InductorLibrary(Path(file.name))
-        super().__init__(self._call_library, function, context.threads)
+        super().__init__(_make_library_call(self._library, function), function, context.threads)
         self.data = data
-        self._dynamic_axes: list[tuple[int, int]] = []
-        """(Input index, axis) of each symbolic or unknown dim."""
-        for index, value in enumerate(function.inputs):
-            shape = getattr(value.type, "shape", None) or ()
-            self._dynamic_axes += [(index, axis) for axis, dim in enumerate(shape) if not isinstance(dim, int)]
-
-    @cached_property
-    def _kernels(self) -> TensorProgram:
-        return make_program(self.function)
-
-    def _call_library(self, inputs: Sequence[Any]) -> list[Any]:
-        """Compute the outputs by the library, or by kernels for sizes that its code does not support."""
-        # Inductor's code is not valid for dynamic dims of 0 or 1.
-        if any(inputs[index].shape[axis] < 2 for index, axis in self._dynamic_axes):
-            return [result.clone() for result in self._kernels(inputs)]  # an output must not share a constant's memory
-        try:
-            return self._library([tensor.contiguous() for tensor in inputs])
-        except RuntimeError as cause:
-            raise RunFailed(f"torch failed in {self.function.name!r}: {summarize_error(cause)}") from cause
 
     def memory(self) -> tuple[MemoryUse, ...]:
         why = "Inductor's library, which contains code and packed weights"

@@ -106,6 +106,7 @@ class Tvm(GraphCompiler):
         if context.device == "cpu":
             program = load_program(TvmProgram, data, function, context.workdir)
         else:
+            _require_accelerator(context)  # first, because TVM's CUDA runtime registers the loader of device code
             program = load_program(DeviceProgram, data, function, context.workdir)
         executable = _make_executable(program, function, context)
         executable.saved = data

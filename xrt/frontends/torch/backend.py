@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from operator import is_
@@ -412,10 +412,20 @@ def compile_graph(
         decompositions=BEFORE_LOWERING,
     )
     has_lstm = any(getattr(call.target, "__name__", "") == "lstm" for call in graph.graph.nodes)
-    # oneDNN's LSTM saves a workspace tensor that only PyTorch's own gradient can read.
-    without_onednn = torch.backends.mkldnn.flags(enabled=False) if has_lstm and torch.is_grad_enabled() else nullcontext()
-    with without_onednn:
+    with _without_onednn() if has_lstm and torch.is_grad_enabled() else nullcontext():
         return compile_all(graph, inputs)  # type: ignore[no-any-return]  # untyped there
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Disable oneDNN: its LSTM saves a workspace tensor that only PyTorch's own gradient can read."""
+    # Not `torch.backends.mkldnn.flags`, which also warns about TF32 and stores the precision of its caller.
+    was_enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(was_enabled)
 
 
 def _compile(

@@ -51,7 +51,7 @@ class FunctionModule(nn.Module):  # type: ignore[misc]  # PyTorch is not seen by
         # A capture records one custom operator, which `from_torch` replaces by the nodes of the Function.
         is_captured = torch.compiler.is_compiling()
         results = torch.ops.xrt.run_function(list(inputs), self._number) if is_captured else self.run(inputs)
-        return tuple(results) if len(results) > 1 else results[0]
+        return tuple(results) if len(results) != 1 else results[0]
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         results = self._xrt_module(*map(share_array, inputs))
