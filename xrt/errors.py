@@ -327,10 +327,10 @@ class FallbackWarning(XRTWarning):
 class NativeWarning(XRTWarning):
     """XRT's native kernels are not available; ``toy`` computes the same with NumPy, but slower.
 
-    The library was not built, because no C++ compiler was found when XRT was installed, or it cannot be opened here. Issued
+    The library was not built, because no C++ compiler was found when XRT was installed, or it does not load here. Issued
     once per process, when ``toy`` first compiles.
 
-    Remedy: install a compiler and then XRT again; the message has both lines. ``engine="toy{native=off}"`` selects NumPy
+    Remedy: install a compiler and then XRT again; the message has both commands. ``engine="toy{native=off}"`` selects NumPy
     without a warning.
     """
 

@@ -44,9 +44,9 @@ def renew_after_fork(lock: Lock) -> Lock:
 
 def leak_in_child(value: object) -> None:
     """Register a native object that a forked child must never free, because only the parent may close it."""
-    with suppress(TypeError):  # classes without weak references are not from native libraries
+    with suppress(TypeError):  # classes that do not support weak references are not from native libraries
         objects, key = _Process.parent_objects, id(value)
-        objects[key] = ref(value, lambda _: objects.pop(key, None))
+        objects[key] = ref(value, lambda _: objects.pop(key, None))  # removed when the parent frees it
 
 
 def _begin_child() -> None:

@@ -69,7 +69,7 @@ class NotebookLine:
 class ProgressLine:
     """The progress of one piece of work; call `tick` regularly.
 
-    A display has ``show``, which replaces the line, and ``close``, with a summary for displays that keep their last line.
+    A display has ``show(text)``, which replaces its line, and ``close(summary)``, which erases the line or shows the summary.
     """
 
     def __init__(self, display: Any, title: str, clock: Callable[[], float] = time.monotonic) -> None:

@@ -216,8 +216,10 @@ def test_samples_end_when_their_time_does() -> None:
 
 def test_the_interval_of_a_median_is_of_the_samples() -> None:
     assert compute_median_interval([5.0]) == (5.0, 5.0, 5.0)
-    median, low, high = compute_median_interval([float(i) for i in range(101)])
-    assert (median, low < 42, high > 58) == (50.0, True, True)
+    # Of n samples it leaves out as many on each side.
+    for n, left_out in ((5, 0), (8, 0), (9, 1), (20, 5), (101, 40)):
+        samples = [float(i) for i in range(n)]
+        assert compute_median_interval(samples) == ((n - 1) / 2, left_out, n - 1 - left_out)
 
 
 def test_a_plan_is_called_by_its_engines() -> None:

@@ -92,7 +92,7 @@ def test_what_is_raised_there_is_an_error_here(
     assert (caught.value.kind, caught.value.text, str(caught.value)) == (kind, text, f"{kind}: {text}")
     assert type(caught.value.restore()) is restored
     assert getattr(caught.value.restore(), "nodes", ()) == (("a", "b") if what == "refused" else ())
-    assert worker.is_alive
+    assert worker.is_open
     assert worker.ask({"do": "echo"})[0] == {"do": "echo", "memory": ""}
 
 
@@ -111,7 +111,7 @@ def test_a_death_says_how_and_what_was_written_last(start: Callable[..., WorkerP
     with pytest.raises(WorkerDied, match="its process ended by itself, with status 3; it last wrote: another one") as caught:
         worker.ask({"do": "leave"})
     assert (caught.value.code, caught.value.output) == (3, "one line\nanother one")
-    assert not worker.is_alive
+    assert not worker.is_open
 
 
 def test_a_crash_is_seen_although_what_it_started_lives_on(start: Callable[..., WorkerProcess]) -> None:
@@ -129,7 +129,7 @@ def test_reports_do_not_begin_the_limit_again(start: Callable[..., WorkerProcess
     worker = start()
     with pytest.raises(WorkerTimedOut, match=r"it gave no answer within 0\.5 s, and its process was killed"):
         worker.ask({"do": "endless"}, seconds=0.5)
-    assert not worker.is_alive
+    assert not worker.is_open
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def test_who_is_interrupted_has_no_worker_any_more(start: Callable[..., WorkerPr
             worker.ask({"do": "endless"})
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert not worker.is_alive
+    assert not worker.is_open
 
 
 def test_what_a_library_prints_is_no_output(start: Callable[..., WorkerProcess], capfd: pytest.CaptureFixture[str]) -> None:

@@ -255,7 +255,7 @@ class Builder:
         name: str | None = None,
         labels: Sequence[str] = (),
     ) -> Node:
-        """Create a node with ``count`` outputs. ``name`` is for node and output 0; ``labels`` are suffixes for other outputs."""
+        """Create a node with ``count`` outputs. ``name`` is for node and output 0, ``labels[i]`` the suffix of output i > 0."""
         first = self._reserve_explicit(name) if name is not None else self.names.take_numbered(self._prefix + op_type.lower())
         outputs = (first, *(self.names.take(f"{first}_{label}") for label in labels[1:count]))
         input_names = tuple("" if symbol is None else symbol.name for symbol in inputs)

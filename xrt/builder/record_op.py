@@ -472,13 +472,13 @@ def _check_same(kind: str, index: int, left: str, a: Type | None, right: str, b:
 
 
 def _loop(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> TracedBodies:
-    # Inputs 0 and 1 are the trip count and the condition.
+    # Inputs: trip count, condition, carried values. Outputs of the body: condition, carried values, scan outputs.
     carried = [None if s is None else s.type for s in inputs[2:]]
     head = [("iteration", TensorType(DType.INT64, ())), ("condition", TensorType(DType.BOOL, ()))]
-    function = _trace_until_stable(builder, attributes["body"], head, carried, [], first=1)
-    states, scans = _split_outputs(function, 1, len(carried))
+    function = _trace_until_stable(builder, attributes["body"], head, carried, tail=[], first=1)
+    states, scans = _split_outputs(function, first=1, count=len(carried))
     # The number of iterations is known only at run time.
-    outputs = (*(v.type for v in states), *(_insert_axis(v.type, None, 0) for v in scans))
+    outputs = (*(v.type for v in states), *(_insert_axis(v.type, length=None, axis=0) for v in scans))
     return TracedBodies({"body": function}, outputs, len(outputs) == 1)
 
 
@@ -488,13 +488,14 @@ def _scan(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> T
     count = attributes["num_scan_inputs"]
     if not isinstance(count, int) or not 0 < count <= len(inputs):
         raise ModelError(f"num_scan_inputs must be 1 to {len(inputs)}, the number of its inputs; got {count!r}")
+    # Inputs: carried values, scanned tensors. Outputs of the body: carried values, scan outputs.
     types = [None if s is None else s.type for s in inputs]
     carried = types[:-count]
     scanned = types[-count:]
     axes = attributes.get("scan_input_axes") or [0] * count
     rows = [("row", _remove_axis(t, axis)) for t, axis in zip(scanned, axes, strict=True)]
-    function = _trace_until_stable(builder, attributes["body"], [], carried, rows, first=0)
-    states, scans = _split_outputs(function, 0, len(carried))
+    function = _trace_until_stable(builder, attributes["body"], [], carried, tail=rows, first=0)
+    states, scans = _split_outputs(function, first=0, count=len(carried))
     out_axes = attributes.get("scan_output_axes") or [0] * len(scans)
     first = scanned[0]
     length = first.shape[axes[0]] if isinstance(first, TensorType) and first.shape is not None else None

@@ -268,6 +268,7 @@ def _gather(x: Tensor, items: Sequence[_Item]) -> Tensor:
     are_adjacent = axes == list(range(axes[0], axes[0] + len(axes)))
     if not are_adjacent or axes[0] == 0:
         return result
+    # From (*index axes, *other axes): the index axes belong where the first indexed axis was.
     order = [*range(rank, rank + axes[0]), *range(rank), *range(rank + axes[0], rank + len(rest))]
     return emit("Transpose", result, perm=order)
 
@@ -278,7 +279,7 @@ def stack_indices(indices: Sequence[Any]) -> tuple[Any, int]:
     if not any(isinstance(item, Symbol) for item in indices):
         return np.stack(_broadcast(indices), axis=-1).astype(np.int64), rank
     tensors = [_to_int64(item) for item in indices]
-    # Compare the shapes before the cast: without type inference, new tensors have no known rank.
+    # The shapes of `indices`, not of `tensors`: without type inference, the results of the casts have no known rank.
     shapes = {item.shape if isinstance(item, Symbol) else np.shape(item) for item in indices}
     if len(shapes) > 1 or any(None in shape for shape in shapes):
         shape = emit("Shape", emit("Max", *tensors))  # Max broadcasts; only the shape of its result is used

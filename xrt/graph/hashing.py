@@ -75,6 +75,7 @@ class _Encoder:
         self._type_texts: dict[int, tuple[Type | None, str]] = {}
 
     def encode_function(self, function: Function, outer: dict[str, int]) -> Iterator[bytes]:
+        """Yield the parts: opsets (O), inputs (I), nodes (N) with outputs (D) and their types (T), results (R), aliases (A)."""
         numbers = dict(outer)  # in a body, a captured value has the number that it has in the Function around it
 
         def number(name: str) -> int:

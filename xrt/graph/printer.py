@@ -121,6 +121,7 @@ class _Printer:
             yield f"const {_format_name(name)}: {format_type(constant.type)} = {self._format_constant(constant)}"
 
     def _list_node_lines(self, node: Node, function: Function, indent: str) -> Iterator[str]:
+        """Yield ``outputs = domain::Op(inputs) {attributes} @name on "device" after nodes``: one line, or more for bodies."""
         outputs = ", ".join(_format_output(name, function) for name in node.outputs) or "()"
         domain = f"{_format_name(node.domain)}::" if node.domain else ""
         start = f"{indent}{outputs} = {domain}{_format_name(node.op_type)}({', '.join(map(_format_value_name, node.inputs))})"
@@ -153,7 +154,7 @@ class _Printer:
 
     def _format_attribute(self, attribute: Attribute) -> str:
         kind = attribute.kind
-        if kind.is_list and not attribute.value:
+        if kind.is_list and not attribute.value:  # without items, the kind cannot be inferred
             return f"{kind.name.lower()} []"
         items = attribute.value if kind.is_list else (attribute.value,)
         if kind.element is AttrKind.TENSOR:
@@ -284,6 +285,7 @@ def _draw(function: Function) -> dict[str, Any]:
 
 
 def _make_box(function: Function, group: range) -> Box:
+    """Make the box of one node, with its type, or of several, with the number of each operator and the first and last name."""
     from xrt.html.views import Box, format_count
 
     nodes = [function.nodes[index] for index in group]
@@ -301,6 +303,7 @@ def _find_flows(function: Function, groups: Sequence[range]) -> dict[Edge, int]:
     """Sum the bytes that flow between boxes. A value counts once for each box that reads it; an unknown size counts as 0."""
     from xrt.html.views import INPUTS_BOX
 
+    # Box 0 has the inputs, the last one the results; between them is a box per group.
     box_of = {index: box for box, group in enumerate(groups, 1) for index in group}
     origins = {value.name: INPUTS_BOX for value in function.inputs}
     reads = set()

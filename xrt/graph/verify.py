@@ -172,7 +172,7 @@ def _check_aliases(scope: _Scope) -> Iterator[str]:
     inputs = [value.name for value in function.inputs]
     outputs = [value.name for value in function.outputs]
     seen: set[str] = set()
-    for target, source in function.aliases:
+    for target, source in function.aliases:  # an input, and the output that holds its next value
         if target not in inputs:
             yield f"alias {target!r} of {source!r}: {target!r} is not an input.{did_you_mean(target, inputs)}"
         elif source not in outputs:

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -132,22 +134,21 @@ def _is_narrow(samples: Sequence[float]) -> bool:
 
 
 def compute_median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Compute the median and its distribution-free 95 % interval, whose bounds are samples.
-
-    The ranks of the bounds follow from the normal approximation of the binomial distribution (Conover, Practical Nonparametric
-    Statistics). For fewer than six samples the interval is the full range.
+    """Compute the median and its distribution-free 95 % interval: the range of all but `_count_left_out` samples per side.
 
     >>> compute_median_interval([3.0, 1.0, 2.0])
     (2.0, 1.0, 3.0)
     """
     ordered = sorted(samples)
-    count = len(ordered)
-    # 1.96 standard deviations, each sqrt(count) / 2, of a binomial distribution with p = 1/2.
-    half_width = 0.98 * math.sqrt(count)
-    low_rank = max(0, math.floor(count / 2 - half_width))
-    high_rank = min(count - 1, math.ceil(count / 2 + half_width))
-    median = statistics.median(ordered)
-    return median, min(ordered[low_rank], median), max(ordered[high_rank], median)
+    left_out = _count_left_out(len(ordered))
+    return statistics.median(ordered), ordered[left_out], ordered[-1 - left_out]
+
+
+@cache
+def _count_left_out(count: int) -> int:
+    """The largest k >= 0 with P(Binomial(count, 1/2) <= k) <= 0.025, or 0 if there is none (Conover 1999, order statistics)."""
+    cases = accumulate(math.comb(count, k) for k in range(count + 1))  # of 2**count: with at most k samples below the true median
+    return max(0, sum(40 * at_most_k <= 2**count for at_most_k in cases) - 1)
 
 
 WINDOW_CALLS = 5

@@ -161,6 +161,7 @@ def _log_sum_exp(w: NodeWriter) -> str | None:
         sum_inputs = (w.integers(axes_attribute),)
     largest = w.op("ReduceMax", w.x, *axes_inputs, **max_attributes)
     total = w.op("ReduceSum", w.op("Exp", w.op("Sub", w.x, largest)), *sum_inputs, keepdims=keepdims)
+    # Now over axes of extent 1, which it only removes. Squeeze would need `axes` in another form.
     if not keepdims:
         largest = w.op("ReduceMax", largest, *axes_inputs, keepdims=0, **max_attributes)
     return w.op("Add", w.op("Log", total), largest)
@@ -221,6 +222,7 @@ def _layer_normalization(w: NodeWriter) -> str | None:
     epsilon = w.constant(w.attr("epsilon", 1e-5), stash.numpy)
     inverse = w.op("Reciprocal", w.op("Sqrt", w.op("Add", variance, epsilon)), output=inverse_name)
     normal = w.op("Mul", centered, inverse)
+    # Input 1 is the scale, input 2 the bias.
     scaled = w.op("Mul", normal if dtype is stash else w.cast(normal, dtype), w.node.inputs[1])
     return w.op("Add", scaled, w.node.inputs[2]) if w.has_input(2) else scaled
 
@@ -324,7 +326,7 @@ def _tensor_scatter(w: NodeWriter) -> str | None:
     shape = w.extents(w.node.inputs[1])
     steps = np.arange(shape[axis], dtype=np.int32).reshape([-1 if index == axis else 1 for index in range(rank)])
     positions = w.constant(np.broadcast_to(steps, shape))
-    # write_indices holds the first position of each batch entry.
+    # Input 2, write_indices, holds the first position of each batch entry (axis 0).
     if w.has_input(2):
         starts = w.op("Reshape", w.cast(w.node.inputs[2], DType.INT32), w.integers([-1, *[1] * (rank - 1)]))
         positions = w.op("Add", starts, positions)

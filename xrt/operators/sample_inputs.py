@@ -73,6 +73,7 @@ def _find_categories(function: Function) -> dict[str, Categories]:
 
 
 def _sample(value: Value, type_: Type | None, sizes: Mapping[str, int], generator: np.random.Generator, domain: Domain) -> Any:
+    """Draw a random value. ``sizes`` maps symbolic dims to extents; other unknown extents are 1, and sequences have two items."""
     if isinstance(type_, OptionalType):
         return _sample(value, type_.element, sizes, generator, domain)
     if isinstance(type_, SequenceType):

@@ -121,7 +121,7 @@ class Window:
 
 
 def make_window(node: Node, kernel: Sequence[int]) -> Window:
-    """Read the window attributes of a node. ``kernel`` has its spatial extents, because they may be those of the weight."""
+    """Read the window attributes of a node. ``kernel`` has the extents of the window, which may be those of a weight."""
     rank = len(kernel)
     pads = node.attr("pads") or (0,) * (2 * rank)
     ones = (1,) * rank
@@ -153,6 +153,7 @@ def compute_padding_trims(node: Node, window: Window, full_extents: Sequence[int
             # ONNX crops the odd element at the end for SAME_UPPER, at the begin otherwise.
             begins[i] = half if window.auto_pad == "SAME_UPPER" else excess - half
             ends[i] = excess - begins[i]
+    # Cropping is negative padding. `output_padding` extends the end.
     trims_at_begin = [-begin for begin in begins]
     trims_at_end = [extra_end - end for extra_end, end in zip(extra, ends, strict=True)]
     return [*trims_at_begin, *trims_at_end]

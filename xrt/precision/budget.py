@@ -380,6 +380,7 @@ def read_examples(data: Any, purpose: str, inputs: Sequence[Value], budget: Erro
 
 
 def _read_example(example: Any, purpose: str, index: int, inputs: Sequence[Value], budget: ErrorBudget | None) -> ExampleInputs:
+    """Read an example: a mapping by input name, a list or tuple by position, or the only input. Its floats must be finite."""
     names = [value.name for value in inputs]
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}

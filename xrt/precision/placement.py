@@ -79,6 +79,7 @@ class _SearchRun:
         self.exact_attempt = Attempt(self.exact.plan, "fp32")
 
     def run(self) -> TuningResult:
+        """Search for plans within the error budget, then race the fastest ones with the exact plan."""
         if reason := self._why_not_reduced():
             return self._make_result(None, CandidateComparison(), [reason])
         if len(self.validate) < 2:

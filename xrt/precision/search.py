@@ -101,7 +101,7 @@ class Attempt:
             worst=get_finite(self.error.worst),
             seconds=self.seconds,
             exact_count=len(self.exact_nodes),
-            nodes=tuple(name[:400] for name in self.exact_nodes[:MAX_NAMED_NODES]),
+            nodes=tuple(name[:400] for name in self.exact_nodes[:MAX_NAMED_NODES]),  # to keep the record short
             note=self.note[:1000],
         )
 
@@ -462,7 +462,10 @@ class CandidateSearch:
         return self._errors.get(bool(form.balance), {})
 
     def _measure_nodes(self, base: Attempt) -> Mapping[str, float]:
-        """Measure the error of quantizing each node alone, by node name. Later calls return the same errors."""
+        """Measure the error of quantizing each node alone, by node name.
+
+        It depends on ``base`` only in whether channels are balanced, so each of the two cases is measured once.
+        """
         is_balanced = base.form is not None and bool(base.form.balance)
         if is_balanced in self._errors:
             return self._errors[is_balanced]

@@ -169,13 +169,13 @@ class WorkerProcess:
         return WorkerDied(code, output)
 
     @property
-    def is_alive(self) -> bool:
-        """Whether this process, not the parent of a fork, started the worker and has not ended it. The worker may have died."""
+    def is_open(self) -> bool:
+        """Whether this process, not the parent of a fork, started the worker and has not ended it. It may have crashed."""
         return self.end.alive and self._generation == get_generation()
 
     def kill(self) -> None:
         """Kill the process. A request that another thread has made then raises WorkerDied."""
-        if self.is_alive:
+        if self.is_open:
             self._process.kill()
 
     def close(self) -> None:

@@ -114,8 +114,8 @@ class Adam(Optimizer):
     def emit_ratio(self, step: StepContext, gradient: Tensor, slots: Tensors) -> tuple[Tensor, Tensor, Tensors]:
         """Emit the first moment divided by the root of the second, the bias correction of the first, and the new moments.
 
-        The bias correction is a separate scalar, so that each element needs only one division and one root, which dominate the
-        time of an update.
+        The parameter decreases by rate * correction * ratio. The bias correction is a separate scalar, so that each element
+        needs only one division and one root, which dominate the time of an update.
         """
         first = slots["first_moment"] * self.beta_1 + gradient * (1 - self.beta_1)
         second = slots["second_moment"] * self.beta_2 + gradient * gradient * (1 - self.beta_2)

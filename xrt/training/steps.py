@@ -206,6 +206,7 @@ def _find_loss(function: Function, loss: str | Loss | None, dropout_states: Sequ
 
 
 def _prepend_loss(function: Function, loss: str | Loss | None) -> Function:
+    """Compute a `Loss` of output 0 and an added target input, and make it the first output."""
     if not isinstance(loss, Loss):
         return function
     output = function.outputs[0]

@@ -20,6 +20,7 @@ _DEVIATING_TYPES: Mapping[DeviationKind, frozenset[DType]] = {
 
 
 def list_deviations(engine: type[GraphCompiler], function: Function) -> list[Deviation]:
+    """List the deviations that an engine declares for operators and element types of the Function."""
     used = {node.op_type for _, node in function.walk() if not node.domain}
     types = {t.dtype for holder, _ in function.walk() for t in holder.types.values() if isinstance(t, TensorType)}
     types |= {v.type.dtype for v in (*function.inputs, *function.outputs) if isinstance(v.type, TensorType)}
@@ -38,7 +39,7 @@ _limits: Callable[[Any], Any] = ml_dtypes.finfo
 
 
 def find_special_values(values: Iterable[Any]) -> set[DeviationKind]:
-    """Find the kinds of deviations that these values, arrays or lists of arrays, can cause."""
+    """Find the kinds of deviations that these arrays, or lists of arrays, can cause: by special elements, or by having none."""
     kinds: set[DeviationKind] = set()
     for value in values:
         if isinstance(value, list):

@@ -74,7 +74,10 @@ def split_regions(function: Function, labels: Sequence[int]) -> tuple[Function, 
 
 
 def find_region(function: Function, nodes: Sequence[Node]) -> Function:
-    """Extract nodes as a Function. Its outputs are the values that other nodes read, and outputs of the whole Function."""
+    """Extract nodes as a Function. Its outputs are the values that other nodes read, and outputs of the whole Function.
+
+    Its inputs are the values that the nodes read but do not define. Control edges from other nodes are dropped.
+    """
     defined_names = {name for node in nodes for name in node.defined_names}
     read = dict.fromkeys(name for node in nodes for name in node.uses if name not in defined_names)
     inside, output_names = {node.name for node in nodes}, {value.name for value in function.outputs}

@@ -148,7 +148,7 @@ def verify(
         progress(done, len(plan.launches))
         engine, region_context = engines[launch.engine], on_device(plan.get_device(launch), context)
         region = _Region(launch, engine, region_context, reference, find_precision(engine, region_context))
-        checks.append(region.check(expected, actual, inner=inner))
+        checks.append(region.check(expected, actual, inner=inner))  # adds the region's outputs to both dicts
     progress(len(plan.launches), len(plan.launches))
     results = [actual[value.name] for value in function.outputs]
     expected_results = [expected[value.name] for value in function.outputs]
@@ -223,7 +223,7 @@ class _Region:
 
 
 Difference: TypeAlias = Callable[[Function, Sequence[Any], Sequence[Any]], str | None]
-"""Describes how a part of a Function differs, from the part, its inputs and the reference's outputs; None if it does not."""
+"""Runs a part on inputs and describes how its results differ from the reference's, the third argument; None if they agree."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -369,7 +369,7 @@ class _Search:
 
     def minimize(self, nodes: Sequence[Node]) -> Sequence[Node]:
         """Find a subset of the nodes that differs, and agrees if any node is removed (delta debugging)."""
-        count = 2
+        count = 2  # of pieces
         while len(nodes) > 1:
             edges = [len(nodes) * i // count for i in range(count + 1)]
             pieces = [nodes[start:end] for start, end in pairwise(edges)]

@@ -70,7 +70,7 @@ class WorkerHandle:
                 # If `close` killed the worker, the request is not to blame.
                 raise (WorkerLost(_CLOSED_TEXT) if self._closed else error) from error.__cause__
             finally:
-                if not worker.is_alive:
+                if not worker.is_open:
                     self._worker = None
                     self.generation += 1
 
@@ -88,14 +88,14 @@ class WorkerHandle:
 
     @property
     def has_worker(self) -> bool:
-        return self._worker is not None and self._worker.is_alive
+        return self._worker is not None and self._worker.is_open
 
     def _start(self) -> WorkerProcess:
         """Return the running worker, or start one; raises WorkerLost after `close`."""
         if self._closed:
             raise WorkerLost(_CLOSED_TEXT)
         # In a forked child the worker belongs to the parent.
-        if self._worker is not None and not self._worker.is_alive:
+        if self._worker is not None and not self._worker.is_open:
             self._worker = None
             self.generation += 1
         if self._worker is None:

@@ -65,7 +65,7 @@ class WorkerServer:
         return self._get_engine(message["class"], message["spec"]), read_function(request.memory, message["function"]), context
 
     def _register(self, executable: Executable, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:
-        # Prepared here and not in the first run, which may be measured.
+        # Prepared here and not in the first run, which may be measured. The adapter is dropped: it prepares `executable` itself.
         prepare_or_close(adapt_to_host(executable, context))
         number = next(self._numbers)
         self._executables[number] = executable, engine, function, context

@@ -58,6 +58,7 @@ class LoweredGraph:
     view_inputs: tuple[Leaf, ...]
 
     def make_outputs(self, results: Any, args: list[Any]) -> Sequence[Any]:
+        """Make the outputs of the FX graph from its inputs ``args`` and the results of the Function."""
         results = results if isinstance(results, tuple) else (results,)
         tensors = []
         for array, axes in zip(results, self.axes, strict=True):
@@ -127,6 +128,7 @@ class _Outputs:
     _leaves: dict[Call, Leaf] = field(default_factory=dict)
 
     def add(self, call: Any) -> Leaf:
+        """Make the leaf of a result. Unless it is an input or a number, it becomes an output of the Function, once."""
         if not isinstance(call, torch.fx.Node):
             return Leaf("value", value=call)
         if call in self.placeholders:

@@ -245,7 +245,7 @@ def capture(
     Raises ModelError if PyTorch cannot export the module, DataDependentError if its code depends on values. Also raises
     ModelError if the capture covers only some of the dynamic sizes, unless ``allow_guards`` is true.
     """
-    if isinstance(module, torch.nn.Module):
+    if isinstance(module, torch.nn.Module):  # the export rejects other objects
         check_module(module)
     with _EXPORT_LOCK, warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning):
@@ -358,24 +358,24 @@ def _lower(program: ExportedProgram, names: Mapping[str, str], function_name: st
 def _add_inputs(lowering: Lowering, program: ExportedProgram) -> tuple[list[int], dict[str, Tensor]]:
     """Add an input or constant for each placeholder; return the leaf indices of the user inputs, and the updated buffers."""
     signature = program.graph_signature
-    calls = {call.name: call for call in program.graph.nodes if call.op == "placeholder"}
+    placeholders = {call.name: call for call in program.graph.nodes if call.op == "placeholder"}
     updated = set(signature.buffers_to_mutate.values())
     inputs: list[int] = []
-    users = [spec for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
-    for index, spec in enumerate(users):
+    user_specs = [spec for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    for index, spec in enumerate(user_specs):
         if isinstance(spec.arg, TensorArgument | SymIntArgument):
-            call = calls[spec.arg.name]
+            call = placeholders[spec.arg.name]
             lowering.values[call] = lowering.add_input(call.name, call.meta["val"])
             inputs.append(index)
-        elif isinstance(spec.arg, ConstantArgument) and spec.arg.name in calls:
-            lowering.values[calls[spec.arg.name]] = spec.arg.value
+        elif isinstance(spec.arg, ConstantArgument) and spec.arg.name in placeholders:
+            lowering.values[placeholders[spec.arg.name]] = spec.arg.value
     tokens = (spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.TOKEN)
-    lowering.values.update((calls[name], None) for name in tokens)
+    lowering.values.update((placeholders[name], None) for name in tokens)
     # Updated buffers are inputs after the user's inputs. All other tensors of the module are constants.
     buffers: dict[str, Tensor] = {}
     for spec in signature.input_specs:
         if spec.kind is InputKind.BUFFER and spec.target in updated:
-            call = calls[spec.arg.name]
+            call = placeholders[spec.arg.name]
             buffers[spec.target] = lowering.add_input(spec.target, call.meta["val"])
             lowering.values[call] = buffers[spec.target]
     for spec in signature.input_specs:
@@ -383,7 +383,7 @@ def _add_inputs(lowering: Lowering, program: ExportedProgram) -> tuple[list[int]
             # Non-persistent buffers are not in the state dict.
             is_in_state = spec.kind is InputKind.PARAMETER or (spec.kind is InputKind.BUFFER and spec.persistent)
             tensor = (program.state_dict if is_in_state else program.constants)[spec.target]
-            lowering.values[calls[spec.arg.name]] = lowering.add_constant(spec.target, tensor)
+            lowering.values[placeholders[spec.arg.name]] = lowering.add_constant(spec.target, tensor)
     return inputs, buffers
 
 

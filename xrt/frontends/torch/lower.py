@@ -185,7 +185,7 @@ def trace_decomposition(call: Call, read: Sequence[int]) -> GraphModule | None:
     if decompose is None or mode is None:
         return None
 
-    def run(*values: Any) -> Any:
+    def call_operator(*values: Any) -> Any:
         arguments = list(leaves)
         for index, value in zip(node_indices, values, strict=True):
             arguments[index] = value
@@ -196,7 +196,7 @@ def trace_decomposition(call: Call, read: Sequence[int]) -> GraphModule | None:
         return [result if index in read else None for index, result in enumerate(results)]
 
     # Functionalization costs time, and only some decompositions of PyTorch's C++ code need it.
-    for function in (run, dispatch_functionalize(run, FunctionalTensorMode())):
+    for function in (call_operator, dispatch_functionalize(call_operator, FunctionalTensorMode())):
         try:
             with mode, enable_python_dispatcher(), torch.no_grad(), torch._C._DisableAutocast():
                 subgraph = make_fx(function, {call.target: decompose})(*fakes)
@@ -431,7 +431,7 @@ class Lowering:
     def _lower_operator(self, call: Call, name: str, args: Any, kwargs: Any, fake: Any) -> Any:
         """Lower a call by its rule, else by its decomposition, else as an opaque node."""
         rule = RULES.get(name)
-        # Checked first, because an opaque node would be wrong too: engines pass it contiguous arrays.
+        # An error, not a reason for an opaque node: that would be wrong too, because engines pass it contiguous arrays.
         _check_memory(call)
         if name in _SAME_DTYPE:
             self._check_one_type(name, args)
@@ -560,7 +560,7 @@ def _list_read_results(call: Call, fake: Any) -> tuple[int, ...]:
         return ()
     if any(getattr(user.target, "__name__", "") != "getitem" for user in call.users):
         return tuple(range(len(fake)))
-    return tuple(sorted({user.args[1] for user in call.users if user.users}))
+    return tuple(sorted({user.args[1] for user in call.users if user.users}))  # getitem(call, index)
 
 
 def _describe_argument(leaf: Any) -> object:

@@ -91,7 +91,7 @@ def describe_leaf(leaf: Any) -> object:
         return leaf.dtype, leaf.ndim
     if isinstance(leaf, float | complex):
         number = complex(leaf)
-        # Compare the bits, since NaN is not equal to itself, but 0.0 is equal to -0.0.
+        # Compared by bits: NaN is not equal to itself, and 0.0 is equal to -0.0, which may give another result.
         return type(leaf), struct.pack("dd", number.real, number.imag)
     try:
         hash(leaf)
@@ -102,6 +102,8 @@ def describe_leaf(leaf: Any) -> object:
 
 @dataclass(frozen=True)
 class _ByIdentity:
+    """A key for a value that has no hash."""
+
     value: Any
 
     def __eq__(self, other: object) -> bool:
@@ -321,7 +323,7 @@ class TorchModule:
             return self._split.run(leaves, structure, originals)
         try:
             compiled, buffers, results = self._run(leaves, structure, originals)
-        except (DataDependentError, PlanError) as error:
+        except (DataDependentError, PlanError) as error:  # from now on, run the model in parts, if that helps
             if isinstance(error, PlanError) and not (self._latest and self._latest.capture.opaque):
                 raise
             with self._guard:
@@ -359,6 +361,7 @@ class TorchModule:
     def _check_memory(self, compiled: _CapturedModule, leaves: list[Any], buffers: list[torch.Tensor]) -> None:
         """Raise InputError if a tensor that the module writes to shares memory with another tensor of the call."""
         capture = compiled.capture
+        # `names` and `tensors` list the inputs, the updated buffers and, if inputs are updated, the module's other tensors.
         names = [f"input {value.name!r}" for value in capture.function.inputs[: len(capture.inputs)]]
         values = [leaves[index] for index in capture.inputs]
         tensors: list[Any] = [value if isinstance(value, torch.Tensor) else None for value in values]

@@ -174,7 +174,7 @@ def power(result: TensorType, a: Any, b: Any) -> Tensor:
         if b == 1:
             return x
         if result.dtype.is_float and b in (0.5, -0.5, -1):
-            positive_power = x if b == -1 else emit("Sqrt", x)
+            positive_power = x if b == -1 else emit("Sqrt", x)  # x to the power |b|
             return positive_power if b > 0 else emit("Reciprocal", positive_power)
         if not result.dtype.is_float and b < 0:
             raise Unsupported("an integer to a negative power")
@@ -390,7 +390,7 @@ def topk(
 def sort(
     result: tuple[TensorType, ...], x: Tensor, *args: Any, stable: Any = None, dim: int = -1, descending: bool = False
 ) -> Any:
-    # By position for `sort`, by keyword for `sort.stable`.
+    # `sort` passes dim and descending by position, `sort.stable` by keyword. ONNX's TopK is stable, so `stable` changes nothing.
     if args:
         dim = args[0]
     if len(args) > 1:

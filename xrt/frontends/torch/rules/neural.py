@@ -116,7 +116,7 @@ def native_batch_norm_functional(result: Any, a: Any) -> Any:
 
 
 def _make_bessel_correction(x: Tensor, mean: Tensor, dtype: DType) -> Tensor:
-    """Make n / (n - 1), for n elements per channel."""
+    """Make n / (n - 1), for n elements per channel. ``mean`` has one element per channel."""
     sizes = [size for axis, size in enumerate(x.shape) if axis != 1]
     if all(isinstance(size, int) for size in sizes):
         count = math.prod(size for size in sizes if isinstance(size, int))
@@ -132,7 +132,7 @@ def _normalize_batch(a: Any) -> tuple[Tensor, ...]:
     if x.dtype is not DType.FLOAT64:
         parameters = [None if tensor is None else cast(tensor, DType.FLOAT32) for tensor in parameters]
         x = set_shape(cast(x, DType.FLOAT32), x.shape)
-    channel_shape = [1, -1, *[1] * (x.ndim - 2)]
+    channel_shape = [1, -1, *[1] * (x.ndim - 2)]  # the channels are axis 1
     weight, bias = (None if tensor is None else reshape(tensor, *channel_shape) for tensor in parameters)
     mean, centered, variance, inverse_deviation = _emit_moments(x, [axis for axis in range(x.ndim) if axis != 1], a.eps)
     y = emit("Mul", centered, inverse_deviation if weight is None else emit("Mul", inverse_deviation, weight))
@@ -217,33 +217,33 @@ def im2col(result: TensorType, x: Tensor, kernel: Any, dilation: Any, padding: A
     return reshape(y, 0, get_static_size(x, 1) * math.prod(kernel), math.prod(counts))
 
 
-def _pool(op_type: str, count: int, a: Any, **attributes: Any) -> Tensor:
-    """Emit a pool over the last ``count`` axes; the default stride is the kernel size."""
-    y, is_single = add_batch(a.self, count)
-    sizes = repeat_per_axis(a.kernel_size, count)
-    strides = sizes if a.stride in ((), [], None) else repeat_per_axis(a.stride, count)
-    pads = repeat_per_axis(a.padding, count) * 2
+def _pool(op_type: str, spatial_rank: int, a: Any, **attributes: Any) -> Tensor:
+    """Emit a pool over the last ``spatial_rank`` axes; the default stride is the kernel size."""
+    y, is_single = add_batch(a.self, spatial_rank)
+    sizes = repeat_per_axis(a.kernel_size, spatial_rank)
+    strides = sizes if a.stride in ((), [], None) else repeat_per_axis(a.stride, spatial_rank)
+    pads = repeat_per_axis(a.padding, spatial_rank) * 2
     y = emit(op_type, y, kernel_shape=sizes, strides=strides, pads=pads, ceil_mode=int(a.ceil_mode), **attributes)
     return drop_batch(y, is_single)
 
 
-def _max_pool(count: int, result: TensorType, a: Any) -> Tensor:
-    return _pool("MaxPool", count, a, dilations=repeat_per_axis(a.dilation, count))
+def _max_pool(spatial_rank: int, result: TensorType, a: Any) -> Tensor:
+    return _pool("MaxPool", spatial_rank, a, dilations=repeat_per_axis(a.dilation, spatial_rank))
 
 
-def _average_pool(count: int, result: TensorType, a: Any) -> Tensor:
+def _average_pool(spatial_rank: int, result: TensorType, a: Any) -> Tensor:
     if getattr(a, "divisor_override", None) is not None:
         raise Unsupported("an average pool with a divisor of its own")
-    return _pool("AveragePool", count, a, count_include_pad=int(a.count_include_pad))
+    return _pool("AveragePool", spatial_rank, a, count_include_pad=int(a.count_include_pad))
 
 
-def _max_pool_with_indices(count: int, result: Any, a: Any) -> Any:
+def _max_pool_with_indices(spatial_rank: int, result: Any, a: Any) -> Any:
     """Emit MaxPool with indices, and convert the indices: ONNX counts in the whole tensor, PyTorch in each channel."""
-    y = _max_pool(count, result[0], a)
+    y = _max_pool(spatial_rank, result[0], a)
     if result[1] is None:
         return y, None
     x = a.self
-    if x.ndim != count + 2:
+    if x.ndim != spatial_rank + 2:
         raise Unsupported("a pool without a batch of which the indices are used")
     # MaxPool was recorded with one output. Record it again with the indices.
     builder = get_builder("a pool")
@@ -254,20 +254,20 @@ def _max_pool_with_indices(count: int, result: Any, a: Any) -> Any:
     return y, emit("Mod", indices, channel_size)
 
 
-def _adaptive_max_pool(count: int, result: Any, x: Tensor, output_size: Any) -> Any:
+def _adaptive_max_pool(spatial_rank: int, result: Any, x: Tensor, output_size: Any) -> Any:
     if result[1] is not None:
         raise Unsupported("an adaptive pool of which the indices are used")
-    return _pool_adaptively("MaxPool", x, output_size, count), None
+    return _pool_adaptively("MaxPool", x, output_size, spatial_rank), None
 
 
-def _adaptive_average_pool(count: int, result: TensorType, x: Tensor, output_size: Any) -> Tensor:
-    return _pool_adaptively("AveragePool", x, output_size, count)
+def _adaptive_average_pool(spatial_rank: int, result: TensorType, x: Tensor, output_size: Any) -> Tensor:
+    return _pool_adaptively("AveragePool", x, output_size, spatial_rank)
 
 
-def _pool_adaptively(op_type: str, x: Tensor, output_size: Any, count: int) -> Tensor:
-    """Pool the last ``count`` axes to ``output_size``: by a reduction, an ordinary pool, or window by window."""
-    targets = repeat_per_axis(output_size, count)
-    axes = list(range(x.ndim - count, x.ndim))
+def _pool_adaptively(op_type: str, x: Tensor, output_size: Any, spatial_rank: int) -> Tensor:
+    """Pool the last ``spatial_rank`` axes to ``output_size``: by a reduction, an ordinary pool, or window by window."""
+    targets = repeat_per_axis(output_size, spatial_rank)
+    axes = list(range(x.ndim - spatial_rank, x.ndim))
     reduction = "ReduceMean" if op_type == "AveragePool" else "ReduceMax"
     # A global pool is one reduction.
     if all(size == 1 for size in targets):
@@ -279,8 +279,9 @@ def _pool_adaptively(op_type: str, x: Tensor, output_size: Any, count: int) -> T
     # Windows of equal size: an ordinary pool.
     if all(size % target == 0 for size, target in zip(sizes, targets, strict=True)):  # type: ignore[operator]  # all are integers
         kernel = [size // target for size, target in zip(sizes, targets, strict=True)]  # type: ignore[operator]  # as above
-        y, is_single = add_batch(x, count)
+        y, is_single = add_batch(x, spatial_rank)
         return drop_batch(emit(op_type, y, kernel_shape=kernel, strides=kernel), is_single)
+    # As in PyTorch, windows of unequal size may overlap: the start is rounded down, the end up.
     for axis, size, target in zip(axes, sizes, targets, strict=True):
         windows = []
         for i in range(target):
@@ -359,7 +360,10 @@ def _reorder_gates(weight: Tensor, order: list[int], hidden: int) -> Tensor:
 def _apply_layers(
     op_type: str, order: list[int], x: Tensor, states: list[Tensor], params: Any, options: tuple[Any, ...], **attributes: Any
 ) -> Any:
-    """Emit a stack of recurrent layers; return the output and the last states. ``order`` is as in `_reorder_gates`."""
+    """Emit a stack of recurrent layers; return the output and the last states. ``order`` is as in `_reorder_gates`.
+
+    ``x`` is (steps, batch, features), or batch first; a state is (layers * directions, batch, hidden size).
+    """
     has_biases, layers, dropout, train, is_bidirectional, is_batch_first = options
     if x.ndim != 3:
         raise Unsupported("a recurrent layer without a batch")
@@ -383,7 +387,7 @@ def _apply_layers(
         results = apply(op_type, inputs, {"hidden_size": hidden, **attributes}, outputs=1 + len(states))
         for collected, state in zip(last_states, results[1:], strict=True):
             collected.append(state)
-        # PyTorch concatenates the directions on the last axis.
+        # From (steps, directions, batch, hidden size). PyTorch concatenates the directions on the last axis.
         y = reshape(emit("Transpose", results[0], perm=[0, 2, 1, 3]), 0, 0, -1)
         if train and dropout and layer + 1 < layers:
             y = drop(y, dropout)
@@ -394,7 +398,7 @@ def _apply_layers(
 def _stack_weights(layer_params: list[Any], order: list[int], has_biases: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Stack the parameters of a layer's directions; return input weights, recurrent weights and biases (None without biases)."""
     hidden = get_static_size(layer_params[0][1], 1)
-    # One entry per direction in each list.
+    # One entry per direction in each list. `params` are the weights and the biases, first for the input, then for the recurrence.
     input_weights, recurrent_weights, biases = [], [], []
     for params in layer_params:
         used_params = params[:4] if has_biases else params[:2]
@@ -427,7 +431,7 @@ def mkldnn_rnn_layer(result: Any, x: Tensor, *args: Any) -> Any:
     weights = _stack_weights([params], _LSTM_GATES, has_biases)
     attributes = {"hidden_size": hidden, "direction": "reverse" if is_reversed else "forward"}
     y, *last_states = apply("LSTM", (x, *weights, None, state, cell), attributes, outputs=3)
-    return (emit("Squeeze", y, ints(1)), *last_states, None)
+    return (emit("Squeeze", y, ints(1)), *last_states, None)  # axis 1 has the directions; result 3 is for the gradient
 
 
 @rule("gru.input")
@@ -468,6 +472,7 @@ def _differentiate(
         traced_inputs = [builder.input(name, value.type) for name, value in zip(names, inputs, strict=True)]
         builder.output(record(*traced_inputs), "result")
     backward = gradient(builder.function(), of="result", with_respect_to=chosen, seeds=True)
+    # Output 0 is the result itself.
     backward = drop_dead_nodes(backward.replace(outputs=backward.outputs[1:]))
     results = iter(get_builder("a gradient").inline(backward, *inputs, g))
     return [next(results) if is_wanted else None for is_wanted in wanted]
@@ -478,7 +483,7 @@ def convolution_backward(result: Any, a: Any) -> Any:
     g = a.grad_output
     wanted = [mask and type_ is not None for mask, type_ in zip(a.output_mask, result, strict=True)]
     gradients = _differentiate(lambda x, weight: _convolve(a, x, weight), [a.input, a.weight], g, wanted[:2])
-    axes = [axis for axis in range(g.ndim) if axis != 1]
+    axes = [axis for axis in range(g.ndim) if axis != 1]  # all but the channels, each of which has a bias
     return *gradients, reduce_axes("ReduceSum", g, axes, False) if wanted[2] else None
 
 

@@ -57,10 +57,10 @@ _MATMUL_INTEGERS = frozenset({DType.INT32, DType.INT64, DType.UINT32, DType.UINT
 
 
 def _find_untransposed(x: Tensor) -> tuple[Tensor, int]:
-    """If a recent Transpose computed ``x``, return its input and 1, else ``x`` and 0: an operand of Gemm and its transB."""
+    """If a recent Transpose of a matrix computed ``x``, return its input and 1, else ``x`` and 0: operand and transB of Gemm."""
     builder = get_builder("a product")
     for node in builder.nodes[-_MAX_SEARCHED_NODES:]:
-        if node.outputs[0] == x.name and node.op == "Transpose" and len(node.attr("perm") or ()) == 2:
+        if node.outputs[0] == x.name and node.op == "Transpose" and tuple(node.attr("perm") or ()) == (1, 0):
             return Tensor(builder, node.inputs[0], x.type), 1
     return x, 0
 
@@ -106,11 +106,12 @@ def _shares_heads(a: Tensor, b: Tensor) -> bool:
     a_heads, b_heads = a.shape[-3], b.shape[-3]
     if isinstance(a_heads, int) and isinstance(b_heads, int):
         return 1 < b_heads < a_heads and a_heads % b_heads == 0
-    return a_heads != 1 and b_heads != 1 and (a_heads is None or a_heads != b_heads)
+    return a_heads != 1 and b_heads != 1 and (a_heads is None or a_heads != b_heads)  # symbolic: assumed, unless equal
 
 
 def _regroup(x: Tensor, like: Tensor) -> Tensor:
     """Reshape ``x`` to the number of heads of ``like``: the rows of several heads become rows of one head, or the reverse."""
+    # The axes of both are (*leading axes, heads, rows, columns).
     heads, leading_axes = like.shape[-3], x.ndim - 3
     x_heads, x_rows = x.shape[-3:-1]
     rows = None
@@ -196,6 +197,7 @@ def _make_causal_mask(query: Tensor, key: Tensor) -> Tensor:
         return constant(np.tri(query_count, key_count, dtype=np.bool_), DType.BOOL)
     counts = [emit("Squeeze", emit("Shape", x, start=x.ndim - 2, end=x.ndim - 1), ints(0)) for x in (query, key)]
     indices = [emit("Range", scalar(0, DType.INT64), count, scalar(1, DType.INT64)) for count in counts]
+    # (queries, 1) >= (keys,) broadcasts to (queries, keys).
     return emit("GreaterOrEqual", emit("Unsqueeze", indices[0], ints(1)), indices[1])
 
 

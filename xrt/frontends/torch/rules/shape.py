@@ -120,6 +120,7 @@ def split(result: tuple[TensorType, ...], x: Tensor, size: Any, dim: int = 0) ->
     axis = dim % x.ndim
     if len(result) == 1:
         return (x,)
+    # A captured type always has a shape; `or ()` is for the type checker.
     sizes = [(type_.shape or ())[axis] for type_ in result]
     if not all(isinstance(extent, int) for extent in sizes):
         if not isinstance(size, list | tuple):
@@ -135,6 +136,7 @@ def slice_(result: TensorType, x: Tensor, dim: int = 0, start: Any = None, end: 
     axis = dim % x.ndim
     if begin == 0 and stop == NO_END and step == 1:
         return x
+    # Constant bounds that keep the size select the whole axis.
     is_same_size = x.shape[axis] is not None and x.shape[axis] == (result.shape or ())[axis]
     if is_same_size and isinstance(begin, int) and isinstance(stop, int) and step == 1:
         return x
@@ -205,10 +207,11 @@ def diagonal(result: TensorType, x: Tensor, offset: int = 0, dim1: int = 0, dim2
     if not isinstance(rows, int) or not isinstance(columns, int):
         raise Unsupported("the diagonal of a matrix of symbolic size")
     order = [axis for axis in range(x.ndim) if axis not in (a, b)] + [a, b]
+    # A positive offset starts at a later column, a negative one at a later row.
     steps = np.arange(int((result.shape or ())[-1] or 0))
     row_indices, column_indices = steps + max(-offset, 0), steps + max(offset, 0)
     transposed = set_shape(emit("Transpose", x, perm=order), tuple(x.shape[axis] for axis in order))
-    flat = reshape(transposed, *[0] * (x.ndim - 2), -1)
+    flat = reshape(transposed, *[0] * (x.ndim - 2), -1)  # (*other axes, rows * columns)
     return emit("Gather", flat, constant(row_indices * columns + column_indices, DType.INT64), axis=x.ndim - 2)
 
 
@@ -273,6 +276,7 @@ def index_tensor(result: TensorType, x: Tensor, indices: Any) -> Tensor:
 
 @rule("index_put")
 def index_put(result: TensorType, x: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Tensor:
+    """Write by one mask of the leading axes, or by index arrays, one per axis; None selects the whole axis."""
     axes = [axis for axis, index in enumerate(indices) if index is not None]
     if axes == [0] and indices[0].dtype is DType.BOOL:
         return _put_masked(x, indices[0], values, accumulate)
@@ -377,6 +381,7 @@ def slice_scatter(
         extent = emit("Squeeze", emit("Shape", x, start=axis, end=axis + 1), ints(0))
         numbers = emit("Range", scalar(0, DType.INT64), extent, scalar(1, DType.INT64))
         indices = emit("Slice", numbers, make_shape([begin]), make_shape([stop]), ints(0), ints(step))
+    # ScatterND writes along the front axis.
     transposed, order = _move_to_front(x, dim)
     transposed_source, _ = _move_to_front(source, dim)
     written = emit("ScatterND", transposed, reshape(indices, -1, 1), cast(transposed_source, x.dtype))
