@@ -249,22 +249,22 @@ def _restore_programs(module: XRTModule, tier: BundleTier) -> None:
     # They were saved from the least to the most recently used.
     for program in file.record.programs:
         plan, build = restore(program, context, read_weight, partial(_make_specialization, program, file, context))
-        # An engine of this program is missing: a call plans it again.
+        # If an engine of this program is missing, the program is dropped, and a call plans again.
         if not all(launch.engine in module.engines for launch in plan.launches):
             continue
         restored_key = module.sizes.restore_key(_list_types(program), context.engines)
         if restored_key is None:
             continue
-        (sizes_key,) = restored_key
+        (sizes_key,) = restored_key  # a tuple, because the key of a program for all sizes is None
         regions = list_regions(plan, context.engines.by_spec, context.engines.context)
         build.remarks = dict(_register_compiled_forms(regions, program.compiled, tier, recompiled))
         module.dispatcher.put((sizes_key, program.fetch), build)
-        if module.dispatcher.last is None:
+        if module.dispatcher.last is None:  # reports show the first program until a call selects another
             module.dispatcher.last = build
     if recompiled:
         region, why = next(iter(recompiled.items()))
-        text = f"{len(recompiled)} region(s) must be compiled again on this machine, first {region}: {why}"
-        text = f"{os.fspath(file.path)!r}: {text}"
+        count, name = len(recompiled), os.fspath(file.path)
+        text = f"{name!r}: {count} region(s) must be compiled again on this machine, first {region}: {why}"
         if tier.strict:
             raise BundleError(f"{text}; load without strict=True to compile them")
         warn(f"{text}; m.explain() lists them", FallbackWarning)
@@ -283,7 +283,7 @@ def _register_compiled_forms(
     """
     for region, form in zip(regions, forms, strict=False):
         saved, engine, threads = dict(form.ingredients), region.engine, region.context.threads
-        # The version of an isolated engine also has that of its worker, which does not matter here.
+        # `region.version` of an isolated engine also has the version of its worker, which does not matter here.
         get_version = getattr(engine, "library_version", None)
         version = region.version if get_version is None else get_version()
         current = dict(make_signature(Function((), ()), engine, region.context, version).ingredients)

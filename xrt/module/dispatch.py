@@ -138,7 +138,8 @@ class OutputChecks:
         """
         if call.inspection is None or not call.inspection.needs_inputs or (self.check is None and self.is_too_slow):
             return False
-        is_first, build.checked = not build.checked, True
+        is_first = not build.checked
+        build.checked = True
         self.count += 1
         if not is_first or build.tuned is None or build.tuned.is_checked or build.refused:
             return False

@@ -107,12 +107,12 @@ class Explanation:
         if not deviations:
             for name, texts in remarks.items():
                 remarks[name] = tuple(text for text in texts if not text.startswith(SPECIAL_VALUES_PREFIX))
-        names = defaultdict[tuple[str, str], list[str]](list)
+        regions_by_remark = defaultdict[tuple[str, str], list[str]](list)
         for region in self.regions:
             for remark in remarks[region.name]:
-                names[region.engine, remark].append(region.name)
+                regions_by_remark[region.engine, remark].append(region.name)
         # A remark on many regions is printed once, after the regions.
-        shared = {key: sharing for key, sharing in names.items() if len(sharing) >= MIN_GROUP_SIZE}
+        shared = {key: names for key, names in regions_by_remark.items() if len(names) >= MIN_GROUP_SIZE}
         for first, *others in group_by(self.regions, lambda r: (r.engine, r.device, r.nodes, r.operators, remarks[r.name])):
             device = f" ({first.device})" if first.device else ""
             operators = ", ".join(f"{count} {op}" if count > 1 else op for op, count in first.operators)
@@ -121,10 +121,10 @@ class Explanation:
             yield f"  in:  {', '.join(first.inputs) or 'nothing'}"
             yield f"  out: {', '.join(first.outputs)}"
             yield from (f"  {remark}" for remark in remarks[first.name] if (first.engine, remark) not in shared)
-            if others:
+            if others:  # which are equal to the first, and only listed
                 yield f"{list_some([r.name for r in others])}  on {first.engine}: the same operators as {first.name}"
-        for (engine, remark), sharing in shared.items():
-            yield f"on {engine}, {len(sharing)} regions: {remark} ({list_some(sharing)})"
+        for (engine, remark), names in shared.items():
+            yield f"on {engine}, {len(names)} regions: {remark} ({list_some(names)})"
 
     def _describe_rest(self, left_out: bool) -> Iterator[str]:
         if not self.regions:

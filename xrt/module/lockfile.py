@@ -82,8 +82,8 @@ class LockedPlacement:
     ) -> SizedPlacement | None:
         """Place a Function as in the lockfile. If the lockfile does not match, warn and return None.
 
-        With ``strict`` or `must_hold`, a mismatch raises LockError. ``model`` is None if the model has no symbolic dims;
-        otherwise ``sizes`` has their sizes in this call. The lockfile of a model with symbolic dims is valid for all sizes.
+        With ``strict`` or `must_hold`, a mismatch raises LockError. ``sizes`` are those of this call, and ``model`` makes the
+        Function at other sizes; it is None without symbolic dims. A lockfile made at other sizes is valid for this call too.
         """
         planned_sizes, planned_function = sizes, function
         if model is not None:

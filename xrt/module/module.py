@@ -256,7 +256,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
             # A call with buffers or fetched values is not padded, because these have the sizes of the call.
             pads = fetch is None and out is None and getattr(options, "out", None) is None
             values = self.check_inputs(args, kwargs, pads=pads)
-            build, program = self.specialize(values, _list_names(fetch)), None
+            build, program = self.specialize(values, _list_names(fetch)), None  # the program is compiled below
             call = self.checks.instrument(Call.create(values, options, out, build.function, device), build)
         if program is None:
             program = self.programs.compile_for_call(build, call.inputs)

@@ -85,6 +85,7 @@ class Buckets:
 
 
 def _parse_sizes(dim: object, sizes: Any) -> tuple[int, ...] | None:
+    """Parse the bucket sizes of a dim to ascending integers; None (the default buckets) stays None."""
     if sizes is None:
         return None
     values = list(sizes) if isinstance(sizes, list | tuple | range) else [sizes]
@@ -184,18 +185,18 @@ def parse_options(options: Mapping[str, Any], owner: str = "XRTModule", extra: t
     for name, value in values.items():
         _, options_class = KEYWORDS[name]
         keywords[options_class][name] = value
-    module = keywords[ModuleOptions]
-    # A reader gets None only if None is not the default, because then the caller has chosen it.
+    module_keywords = keywords[ModuleOptions]
+    # The default None stays as it is. If the default is another value, None is the caller's choice, and the reader checks it.
     for name, read in _READERS.items():
         field, _ = KEYWORDS[name]
-        if name in module and (module[name] is not None or field.default is not None):
-            module[name] = read(module[name])
-    if module.get("lock") is not None:
+        if name in module_keywords and (module_keywords[name] is not None or field.default is not None):
+            module_keywords[name] = read(module_keywords[name])
+    if module_keywords.get("lock") is not None:
         from xrt.module.lockfile import load_lock  # only needed with a lock
 
-        module["lock"] = load_lock(module["lock"], module.get("max_error"))
+        module_keywords["lock"] = load_lock(module_keywords["lock"], module_keywords.get("max_error"))
     clustering = ClusteringOptions(**keywords[ClusteringOptions])
-    settings = ModuleOptions(clustering, ExecutionOptions(**keywords[ExecutionOptions]), choice, **module)
+    settings = ModuleOptions(clustering, ExecutionOptions(**keywords[ExecutionOptions]), choice, **module_keywords)
     check_options(settings)
     return settings
 

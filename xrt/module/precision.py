@@ -119,9 +119,9 @@ class _Site:
         observer.check(inputs.items(), "input")
         seen = {name: np.array(value) if name in updated else value for name, value in inputs.items()}
         seen |= {name: self.function.constants[name].array for name in self.keys if name in self.function.constants}
-        for group in self.groups:
+        for group in self.groups:  # each run updates its own copies, so that all runs start from the same values
             args = tuple(np.array(value) if name in updated else value for name, value in inputs.items())
-            seen |= module.run_call(args, {}, group, None, None)
+            seen |= module.run_call(args, {}, fetch=group, out=None, options=None)
         observer.add({key: (name, np.asarray(seen[name])) for name, key in self.keys.items()})
 
 

@@ -186,18 +186,20 @@ class Specialization:
         with self._lock:
             if self.compiled is not None:
                 return self.compiled
-            count, is_stale = len(self.refused), False
+            old_refusal_count = len(self.refused)
+            is_stale = False
             try:
                 program = self._adopt_program(*self._compile_without(self.refused))
             except StaleFunction as error:  # the plan comes from the cache, and the model's file has changed since
                 _log.info("the plan of %s is made again: %s", self.function.name, error)
                 is_stale = True
             if is_stale:  # not in the handler, where StaleFunction would become the context of later errors
-                if (complete := self._load_complete()) is not None:  # otherwise this was done before
+                # Replace the stored plan by one with all nodes. None: an earlier call has replaced it.
+                if (complete := self._load_complete()) is not None:
                     self.function, self._original, self._plan = complete.function, complete._original, complete._plan
                     self._saved = None
                 program = self._adopt_program(*self._compile_without(self.refused))
-        warn_refusals(self.refused[count:])
+        warn_refusals(self.refused[old_refusal_count:])
         return program
 
     def _compile_without(
@@ -290,13 +292,13 @@ class Specialization:
         if self._settings.strict or not error.region:
             raise error
         with self._lock:
-            is_current, count = self.compiled is program, len(self.refused)
+            is_current, old_refusal_count = self.compiled is program, len(self.refused)
             if is_current:
                 results = self._repeat(program, error, call)
         if not is_current:  # another thread has placed the region elsewhere meanwhile
             call.restore(program.plan, error)
             return self.run(call)
-        warn_refusals(self.refused[count:])
+        warn_refusals(self.refused[old_refusal_count:])
         return results
 
     def _repeat(self, program: Program, error: RunFailed, call: Call) -> list[Any]:
@@ -423,7 +425,7 @@ class Programs:
     def _plan(self, key: tuple[Any, tuple[str, ...]], values: Any, place: Placer | None) -> Specialization:
         """Read or trace the model, optimize, quantize and place it, for inputs like ``values``."""
         sizes_key, fetch = key
-        base = self.find(values) if fetch and self.engines.is_auto else None
+        base = self.find(values) if fetch and self.engines.is_auto else None  # fetching values must not change the placement
         began = self.placer.clock() - self._construction_seconds if self.engines.is_auto else 0.0
         source = self.sizes.get_source(values)
         function = source.get_declared_function() if values is None else source.get_function(sizes_key)
@@ -447,7 +449,7 @@ class Programs:
             tuned = place(optimized)
         build = Specialization(optimized, self.context, original=function, tuned=tuned)
         build.sizes = sizes
-        self._construction_seconds = 0.0
+        self._construction_seconds = 0.0  # it counts for the budget of the first search only
         return build
 
     def _quantize(self, optimized: Function, function: Function) -> Function:
@@ -554,9 +556,9 @@ def format_implicit_fallback(plan: Plan, implicit: str | None, refusals: Iterabl
     Return "" if all these nodes are expected. A node is expected if it was reported when its engine refused it, or if the
     partitioner chose the reference engine because it updates a state in place, which the other engine would copy.
     """
-    by_choice = {reason.node for reason in plan.reasons if reason.updating_engine}
+    chosen_to_update = {reason.node for reason in plan.reasons if reason.updating_engine}
     launches = (launch for launch in plan.launches if launch.engine == implicit)
-    nodes = [node for launch in launches for node in launch.nodes if node not in by_choice]
+    nodes = [node for launch in launches for node in launch.nodes if node not in chosen_to_update]
     reported = {node for refusal in refusals for node in refusal.nodes}
     first = next((node for node in nodes if node not in reported), None)
     if first is None:
@@ -678,11 +680,12 @@ class Dispatcher:
     def _shrink(self, newest: Specialization) -> None:
         """Evict specializations, but not ``newest``, until the limits are met. The first eviction issues a SignatureWarning."""
         with self._lock:
-            count = len(self._builds)
+            count_before = len(self._builds)
+            # `_builds` is in order of last use, the least recently used first.
             others = [key for key, build in self._builds.items() if build is not newest]
             while others and self._exceeds_limits():
                 self._drop(others.pop(0))
-            must_warn = len(self._builds) < count and not self._has_warned
+            must_warn = len(self._builds) < count_before and not self._has_warned
             self._has_warned |= must_warn
         if must_warn:
             warn_of_evictions(self._max_bytes)
@@ -723,19 +726,20 @@ class Dispatcher:
         """Prepare later calls with inputs of the types and shapes of ``values``, the inputs of the program.
 
         Does nothing if the specialization was evicted meanwhile, or an input is a list or dict. If the inputs were padded,
-        ``wrap`` makes the prepared call pad its inputs.
+        ``wrap`` makes the prepared call pad its inputs, and returns the inputs of this call before padding.
         """
         program = build.compiled
         # The types of lists and dicts cannot be compared quickly.
         if program is None or any(not hasattr(value, "dtype") for value in values):
             return
         path = make_fast_path(build, program, values, partial(_retry_on_failure, weakref.ref(self), build, program))
+        caller_values = values  # which later calls are compared with
         if wrap is not None:
-            values, path = wrap(path)
+            caller_values, path = wrap(path)
         with self._lock:
             if self.is_closed or self._builds.get(build.key) is not build:
                 return
-            types = make_type_key(values)
+            types = make_type_key(caller_values)
             self._prepared[types] = path
             self._prepared.move_to_end(types)
             while len(self._prepared) > MAX_PREPARED_CALLS:
@@ -751,8 +755,12 @@ class Dispatcher:
 def _retry_on_failure(
     dispatcher: weakref.ref[Dispatcher], build: Specialization, program: Program, args: tuple[Any, ...], error: Exception
 ) -> Any:
-    """Repeat a failed prepared call on another plan. The dispatcher has this call, so the reference to it is weak."""
-    launches, owner = program.plan.launches, dispatcher()
+    """Repeat a prepared call that failed with ``error``, on another plan; an error of the caller, such as InputError, is raised.
+
+    The reference to the dispatcher is weak, because the dispatcher stores the prepared call.
+    """
+    launches = program.plan.launches
+    owner = dispatcher()
     # A program of a single region is called without conversion of errors; programs of several regions raise RunFailed.
     failed = to_run_failed(launches[0], error) if len(launches) == 1 else error
     if owner is None or not isinstance(failed, RunFailed):
@@ -780,7 +788,7 @@ def open_model(
 
         stored = find_stored_plans(model, cache, settings, engines)
         source: ModelSource | None = stored.source if stored is not None else None
-        if source is None and opened:  # it was read for another default engine
+        if source is None and opened:  # the model was read for another default engine
             _, source = next(iter(opened.values()))
         if source is None:
             source = make_source(model)

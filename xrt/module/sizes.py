@@ -108,12 +108,14 @@ class PaddedModel:
 
     def _find_sizes(self, items: tuple[tuple[str, int], ...]) -> Sizes:
         """Round each size up to its bucket, or to the largest size below the bucket that the model's constraints allow."""
-        sizes, padded, allows = dict(items), dict(items), self.padded.allows
+        allows = self.padded.allows  # allows(sizes, padded): the constraints hold for these sizes before and after padding
+        sizes, padded = dict(items), dict(items)
         if not allows(sizes, sizes):
             return FrozenDict(sizes)
         for name in self.padded.dims:
             size, buckets = sizes[name], self.buckets[name]
             if buckets:
+                # A size of 0, and one above all buckets, stay as they are.
                 padded[name] = next((bucket for bucket in buckets if bucket >= size > 0), size)
             else:
                 padded[name] = round_up(size)
@@ -156,7 +158,8 @@ class SizePolicy:
 
     def __init__(self, settings: ModuleOptions, source: ModelSource, engines: EngineList, stored: StoredPlans | None) -> None:
         self.shapes, self.source = settings.shapes, source
-        self.pads_all = self._is_decided = isinstance(self.shapes, Buckets)
+        self.pads_all = isinstance(self.shapes, Buckets)
+        self._is_decided = self.pads_all  # whether the model can be padded; `find_padding` decides it for other options
         self._stored, self._fold = stored, settings.fold_constants
         self._why_not_general: str | None = None
         """Why one general program does not serve all sizes; empty if it does, None if that is not decided yet."""
@@ -164,6 +167,7 @@ class SizePolicy:
         """Keys of the sizes with a static program: those of the first call, and those at which a placement was measured."""
         self.refusals: tuple[str, ...] = ()
         self.padding = self._make_padding(engines, self.shapes) if isinstance(self.shapes, Buckets) else None
+        # `source` is the model of the caller; `served_source` is the model to compile, which is padded with Buckets.
         self.served_source = source if self.padding is None else self.padding.source
         self.open_axes = () if source.is_traced else tuple(list_open_axes(self.served_source.inputs))
 
@@ -183,8 +187,8 @@ class SizePolicy:
         return self.served_source if values is None else self.source
 
     def pad(self, values: list[Any], programs: Programs, *, pads: bool = True) -> list[Any]:
-        """Pad the inputs of a call if a padded program serves their sizes. ``pads=False`` does not change sizes."""
-        # Sizes with a static program, as in a bundle, are not padded.
+        """Pad the inputs of a call if a padded program serves their sizes. ``pads=False`` at most appends the sizes (Buckets)."""
+        # The option `shapes` is Buckets. Sizes with a static program, as in a bundle, are not padded.
         if self.padding is not None and self.pads_all:
             return values if self.source.make_key(values) in self.exact_keys else self.padding.pad(values, exact=not pads)
         if not pads or self.shapes != "auto" or not self.open_axes:
@@ -274,6 +278,7 @@ class SizePolicy:
         if self.shapes == "one":
             return ""
         sizes = None if values is None else self.source.make_key(values)
+        # Only a plan that serves all sizes is stored under the key None.
         if self._stored is not None and self._stored.has(None):
             return ""
         if self._stored is not None and self._stored.has(sizes):
@@ -288,10 +293,11 @@ class SizePolicy:
         for launch in plan.launches:
             if launch.engine not in reference_specs and (reason := build.engines.why_not_dynamic(launch)):
                 return reason
+        # Nodes on the reference engine; with sizes, only those that another engine gets at these sizes.
         moved = [name for launch in plan.launches if launch.engine in reference_specs for name in launch.nodes]
         if moved and sizes is not None:
-            fixed = programs.find_or_plan((sizes, ()), values).plan
-            moved = sorted({*moved}.difference(*(x.nodes for x in fixed.launches if x.engine in reference_specs)))
+            fixed_plan = programs.find_or_plan((sizes, ()), values).plan
+            moved = sorted({*moved}.difference(*(x.nodes for x in fixed_plan.launches if x.engine in reference_specs)))
         return next((str(reason) for reason in plan.reasons if reason.node in moved), "")
 
     def check_declared(self, programs: Programs) -> None:

@@ -1,8 +1,8 @@
 """Start from stored programs, in the cache or in a bundle, without reading the model or querying engines about nodes.
 
-`restore` creates a specialization from a stored program. Its executables are loaded from their saved bytes. If nodes, reasons or
-another plan are needed, the complete specialization is loaded: from the model file (`StoredPlans`) or from the bundle
-(`xrt.module.bundle`).
+`restore` creates a specialization from a stored program. Its executables are loaded from their saved bytes. If the nodes, the
+reasons why nodes are not on an engine, or another plan are needed, the complete specialization is loaded: from the model file
+(`StoredPlans`) or from the bundle (`xrt.module.bundle`).
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ def store_program(plan: Plan, list_weights: Callable[[Function], Iterable[Stored
 
 def _is_deferrable(plan: Plan) -> bool:
     """Whether the plan can run without its nodes: inputs and outputs are host tensors of known rank, and none is updated."""
+    # This is required of the whole plan and of each region. No output may be a constant, which a record without nodes lacks.
     functions = [plan.function, *(launch.function for launch in plan.launches)]
     types = [value.type for function in functions for value in (*function.inputs, *function.outputs)]
     is_simple = plan.launches and not plan.function.constants and not any(launch.device for launch in plan.launches)
@@ -145,8 +146,9 @@ PLANS: Schema[ProgramRecord] = Schema("plans", "program record", write_record, r
 
 def find_stored_plans(model: Any, cache: CompileCache, settings: ModuleOptions, engines: EngineList) -> StoredPlans | None:
     """Open the stored plans of a model file, which may be empty; None if plans of this module cannot be stored."""
+    # Threads and forked processes share the open files. They read with preadv, which does not move the positions.
     if not isinstance(model, str | os.PathLike) or not isinstance(cache.disk, DiskTier) or not hasattr(os, "preadv"):
-        return None  # threads and forked processes share the open files, and preadv does not move their positions
+        return None
     has_options = settings.isolate.engines or settings.clustering.pins or settings.check or settings.dump_subgraph_dir
     is_elsewhere = engines.context.device != "cpu" or engines.devices
     if has_options or is_elsewhere or engines.is_auto or settings.choice.is_quantized:
@@ -320,11 +322,11 @@ class StoredPlans:
 
         programs = tuple(store_program(build.program().plan, list_weights)._replace(key=key) for key, build in new.items())
         if self._identify(source) != files:
-            return  # one has changed meanwhile
-        before = None
+            return  # a file has changed meanwhile
+        stored_record = None
         with suppress(CacheError):  # a damaged record is replaced
-            before = self._records.read(self._key)  # other processes may have stored programs
-        merged = merge(before, ProgramRecord(source.inputs, source.outputs, programs, files, sections=sections))
+            stored_record = self._records.read(self._key)  # other processes may have stored programs
+        merged = merge(stored_record, ProgramRecord(source.inputs, source.outputs, programs, files, sections=sections))
         if merged is not None:
             self._records.write(self._key, merged)
 

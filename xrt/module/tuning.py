@@ -302,6 +302,7 @@ class ModuleBench:
         """``budget`` is the time of all searches for plans, in seconds; ``reducer`` searches for plans within an error budget."""
         self.dim, self._pool, self._module, self._reducer = pool.dim, pool, module, reducer
         self._largest = sizes[-1]
+        # Without duplicates, since several splits may have the same threads. `sizes` is ascending.
         searches = dict.fromkeys((split.threads, size) for size in (sizes[-1], sizes[0]) for split in splits)
         self._searches = list(searches)[: max(1, int(budget / MIN_SEARCH_SECONDS))]
         """(threads, batch size) of each search for a plan, the largest size first."""
@@ -320,6 +321,7 @@ class ModuleBench:
             sizes_of_call = read_sizes(module.inputs, values)
             self.is_exact = bool(module.programs.engines.is_auto or reason)
             if reason and (padding := module.sizes.find_padding(module.programs)) is not None:
+                # A padded program serves several batch sizes if, for example, a batch of 3 is padded.
                 self.is_exact = padding.choose({**sizes_of_call, self.dim: 3})[self.dim] == 3
 
     def find_module(self, threads: int, index: int = 0) -> XRTModule:
@@ -353,11 +355,12 @@ class ModuleBench:
     def _specialize(self, module: XRTModule, size: int) -> Specialization:
         """Return the specialization for calls of ``size`` requests. With "auto", first give the module the placement."""
         values = module.check_inputs(self._pool.join(0, size), {})
-        key = module.threads, size
+        # All modules with one thread budget share the placement of a size, but each must adopt it once.
+        placement_key = module.threads, size
         if module.programs.engines.is_auto and (id(module), size) not in self._placed:
-            if key not in self._placements:
-                self._placements[key] = self._find_placement(module, size, values)
-            tuned = self._placements[key]
+            if placement_key not in self._placements:
+                self._placements[placement_key] = self._find_placement(module, size, values)
+            tuned = self._placements[placement_key]
             build = module.specialize(values, place=lambda function: tuned)
             module.programs.compile(build)
             module.programs.adopt_decision(build)

@@ -237,7 +237,7 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
 
     Measures until no unmeasured part could save enough time. For most models no mixture is proposed.
     """
-    best, engines = search.find_leader(), search.list_engines_to_combine()
+    best, engines = search.find_leader(), search.list_engines_to_combine()  # `best` is the plan to beat
     # Without expected values no part can be checked.
     if best is None or search.profiler.expected.reference is None:
         return ()
@@ -544,9 +544,12 @@ class Search:
         return cost.seconds
 
     def compile(self, plan: Plan, seconds: float) -> None:
-        """Compile a plan in this process within ``seconds``, check its results, and add it to the race or exclude it."""
+        """Make a plan callable in this process within ``seconds``, check its results, and add it to the race or exclude it.
+
+        Workers compile and save the executables, and this process loads them.
+        """
         runners, expected, key = self.queries.runners, self.profiler.expected, make_partition_key(plan)
-        # Executables come from the workers, which save or compile them. Their requests end with the time for this plan.
+        # First, limit the requests to the workers to the time for this plan.
         for runner in runners.values():
             if isinstance(runner, WorkerRunner):
                 runner.limit_requests(min(self.request.budget * self.bounds.limit, seconds))
@@ -556,22 +559,25 @@ class Search:
                 return engine  # the user isolates it, so the chosen plan uses it in its worker too
             return runners[engine.spec].compiler if engine.spec in runners else load_engine(engine)
 
+        # Second, select the engines of the plan, and the expected outputs, if the reference could compute them.
         used = {launch.engine for launch in plan.launches}
         request = replace(self.request, engines=tuple(load(engine) for engine in self.request.engines if engine.spec in used))
         outputs = None if expected.reference is None else [expected.values[value.name] for value in self.function.outputs]
         work = partial(prepare_plan, plan, request, self.cache, self.inputs, outputs, expected.reference or self.reference)
+        # Third, prepare the plan in a thread. A plan that is ready too late is closed.
         try:
             # Queries of other engines would slow down the first call, and hold the interpreter during the compile.
             with self.queries.pause_queries():
-                entrant = run_stoppable(seconds, work, on_late=lambda late: late.close() if isinstance(late, Entrant) else None)
+                outcome = run_stoppable(seconds, work, on_late=lambda late: late.close() if isinstance(late, Entrant) else None)
         except OutOfTime:
             self.exclude_failed(plan, f"it was not ready to be called within {seconds:.3g} s")
             self.late_plans.add(key)
             return
-        if isinstance(entrant, CandidateResult):
-            self.exclude(entrant)
+        if isinstance(outcome, CandidateResult):
+            self.exclude(outcome)
             self.failed_plans.add(key)
             return
+        entrant = outcome
         entrant.is_simple = key in self.baselines
         # The prediction decides whether a turn of the first round fits into the budget.
         entrant.expected = self._predict(plan)
@@ -661,7 +667,7 @@ class Search:
         candidates = self.get_candidates()
         engines, implicit = candidates.engines, candidates.implicit
         used = {launch.engine for contender in race.contenders for launch in contender.plan.launches}
-        # A plan may have been made when the other engines had not reported support for all nodes yet.
+        # Such a plan may have nodes on the implicit engine, which is not needed any more.
         if implicit is None and self.request.implicit in used:
             engines, implicit = tuple(self.queries.list_engines()), self.request.implicit
 

@@ -433,6 +433,7 @@ class RegionProfiler:
     """Specs of the engines that exceeded the limit of a measurement; they are not measured again."""
 
     def select_reliable_costs(self) -> CostTable:
+        """Select the costs that other searches may reuse."""
         return CostTable({subject: cost for subject, cost in self.table.regions.items() if subject not in self.unreliable})
 
     def is_known(self, region: ProfilingRequest) -> bool:
@@ -440,9 +441,10 @@ class RegionProfiler:
         return key in self.skipped or self.table.region(*key) is not None
 
     def measure(self, regions: Sequence[ProfilingRequest], until: float, report: Callable[[ProfilingRequest], object]) -> bool:
-        """Measure the regions whose cost is not known, in order; return False if not all were measured before ``until``.
+        """Measure the regions whose cost is not known, in order; return False if the time was over before all had their turn.
 
-        ``report`` is called with each region before it is measured.
+        ``report`` is called with each region before it is measured. Afterwards each region has a cost in `table`, also a failure,
+        or a reason in `skipped`. A time is `unreliable` if an engine was starting meanwhile.
         """
         for region in regions:
             if self.is_known(region):
@@ -478,15 +480,16 @@ class RegionProfiler:
         costs = (self.table.region(region.key, spec) for spec in runners)
         best = min((cost.seconds for cost in costs if isinstance(cost, MeasuredCost)), default=None)
         remaining = until - self.clock()
+        # Three limits in seconds: `limit` for the compile, `running` for the calls, and `remaining` for all together.
         limit = max(min(self.limit, remaining), MIN_STEP_SECONDS)
         # A trial has three calls at least. Beyond this time the engine is too slow to race with the best one.
         running = limit if best is None else min(limit, STARTUP_SECONDS + 3 * UNCERTAINTY**2 * best)
         # An inner region writes into memory of the plan; an output of the model is allocated for each call.
         model_outputs = {value.name for value in self.request.function.outputs}
-        inner = model_outputs.isdisjoint(value.name for value in function.outputs)
+        is_inner = model_outputs.isdisjoint(value.name for value in function.outputs)
         context = self.request.contexts.get(region.spec, self.request.context)
         # Sampling takes an eighth of the limit at most: the compile and the first call need most of the time.
-        limits = TrialLimits(min(self.sampling, limit / 8), limit, running, remaining, inner=inner)
+        limits = TrialLimits(min(self.sampling, limit / 8), limit, running, remaining, inner=is_inner)
         try:
             results, samples = runners[region.spec].trial(function, context, inputs, limits)
         except (NotStarted, OutOfDeviceMemory) as error:

@@ -86,7 +86,7 @@ class Entrant:
 
     @property
     def turn(self) -> float:
-        """Expected seconds of a turn, including the untimed call."""
+        """Expected seconds of a turn: one untimed call, then `repeats` timed calls."""
         return (1 + self.repeats) * (self.median if self.rounds else self.expected)
 
     @property
@@ -99,7 +99,7 @@ class Entrant:
         return len(self.plan.launches), len({launch.engine for launch in self.plan.launches})
 
     def take_turn(self, clock: Clock) -> None:
-        """Time one turn and add it to `rounds`; an exception is recorded as this plan's failure."""
+        """Time one turn and add its seconds per call to `rounds`; an exception is recorded as this plan's failure."""
         try:
             self.rounds.append(measure_turn(self.call, self.repeats, clock))
         except Exception as error:  # noqa: BLE001  # whatever an engine raises
@@ -178,7 +178,7 @@ def _drop_losers(active: Sequence[Entrant]) -> bool:
         if entrant is not baseline:
             ratio = compute_round_ratio(entrant.rounds, baseline.rounds)
             entrant.is_out = ratio.is_loss
-            is_certain = ratio.high < WIN_RATIO or ratio.low > WIN_RATIO
+            is_certain = ratio.high < WIN_RATIO or ratio.low > WIN_RATIO  # the whole interval is on one side
             is_decided = is_decided and is_certain
     return is_decided
 

@@ -259,8 +259,9 @@ MAX_TEXT_CHARACTERS = 2000
 def make_decision_key(request: PlacementRequest, ingredients: Ingredients | None = ()) -> Signature | None:
     """Make the key under which a decision is stored; None if it must not be stored.
 
-    The key has the model, the engines with version and code, the options, machine and devices, and ``ingredients``. A decision is
-    not stored if ``ingredients`` is None, or if an engine's code is not in a file: a change of the code would go unnoticed.
+    The key has the model, the engines with version and code, the options, machine and devices, and ``ingredients``, those of the
+    error budget: () without a budget, None if the code of its metric is unknown. A decision is not stored if the code of the
+    metric or of an engine is not in a file: a change of the code would go unnoticed.
     """
     if ingredients is None:
         return None
@@ -294,8 +295,8 @@ def _get_version(engine: GraphCompiler) -> str:
 def load_decision(request: PlacementRequest, store: CostStore, ingredients: Ingredients | None = ()) -> TuningResult | None:
     """Load the stored decision for a request; None if there is none, or its search was too short.
 
-    A decision is used if its search had at least the budget of the request, or was requested by the user. ``ingredients`` are the
-    key entries of the error budget, if there is one.
+    A decision is used if its search had at least the budget of the request, or was requested by the user. ``ingredients`` are as
+    for `make_decision_key`.
     """
     document = store.read_decision(make_decision_key(request, ingredients))
     if document is None:

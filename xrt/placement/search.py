@@ -172,6 +172,7 @@ class PlanningGraph:
         last_reads = Counter(last_reader)
         # `crossing` counts the nodes whose results are read later.
         crossing, cuts = 0, [0]
+        # At each node its own result is added, and the results that it reads last are removed.
         for index in range(len(self)):
             crossing += 1 - last_reads[index]
             if crossing <= 1:
@@ -199,6 +200,7 @@ class PlanningGraph:
         nodes, count = self.function.nodes, len(self)
         parts = [self.whole]
         for mask in dict.fromkeys(self.supported):
+            # Indices of the nodes whose support differs from that of the node before.
             changes = [index for index in range(1, count) if (mask >> index & 1) != (mask >> (index - 1) & 1)]
             parts += _select_longest((start, end) for start, end in pairwise([0, *changes, count]) if mask >> start & 1)
         products = [0, *(index for index in range(1, count) if classify_operator(nodes[index]) == "product"), count]
@@ -343,7 +345,8 @@ def _list_measured(table: CostTable, spec: str, keys: Mapping[int, str]) -> list
     parts: dict[str, tuple[int, float]] = {}
     for mask, key in keys.items():
         if isinstance(cost := table.region(key, spec), MeasuredCost):
-            # The fit needs positive seconds, and a small part may take less than the usual launch.
+            # The fit needs positive seconds, and a small part may take less than the usual launch: then a small share of the
+            # measured time remains, or a nanosecond if the measured time is 0.
             parts.setdefault(key, (mask, max(cost.seconds - LAUNCH, 0.05 * cost.seconds, 1e-9)))
     return sorted(parts.values(), key=lambda part: (-part[0].bit_count(), part[0]))
 
@@ -355,7 +358,7 @@ def _scale(values: np.ndarray, rows: Sequence[np.ndarray], seconds: Sequence[flo
     for _ in range(FIT_ITERATIONS):
         for index, weight, cost in zip(used, weights, seconds, strict=True):
             # One factor for all nodes of a part keeps their costs positive, and in the same ratio to each other.
-            values[index] *= cost / max(float(values[index] @ weight), 1e-30)
+            values[index] *= cost / max(float(values[index] @ weight), 1e-30)  # 1e-30: never divide by 0
 
 
 def _estimate_work(node: Node, graph: PlanningGraph) -> float:
@@ -425,6 +428,7 @@ def _cluster(graph: PlanningGraph, node_engines: Sequence[int]) -> Iterator[Part
     """Yield a partitioning into few regions, given each node's engine index; nothing if a node has no engine (-1)."""
     if -1 in node_engines:
         return
+    # Each node gets a position in a sequence of engines; the nodes with one position are a region.
     units = QuotientGraph.of(graph.dependencies, node_engines, [node.device for node in graph.function.nodes])
     regions: dict[int, list[int]] = {}
     for index, position in enumerate(minimize_cut(units, find_engine_sequence(units), ())):
@@ -465,6 +469,7 @@ def find_best_stretches(costs: CostModel) -> Iterator[Partitioning]:
                     best[end] = seconds, start, (engine, mask)
     if not atoms or not math.isfinite(best[-1][0]):
         return
+    # Walk back from the end: each entry has the start of its last region.
     regions, end = [], len(atoms)
     while end:
         _, end, region = best[end]
@@ -494,6 +499,7 @@ def list_atoms(costs: CostModel) -> list[tuple[int, int]]:
     free_cuts = MAX_ATOMS - len(changes)
     if cuts and free_cuts > 0:
         starts.update(cuts[:: math.ceil(len(cuts) / free_cuts)])
+    # Join up to `joined_count` consecutive atoms, as long as one of `engines` (a mask) supports all of them on one device.
     joined_count = math.ceil(len(starts) / MAX_ATOMS)
     joined_starts, engines, device = [], 0, ""
     for index, start in enumerate(sorted(starts)):
@@ -701,8 +707,8 @@ def predict_cost(function: Function, plan: Plan, table: CostTable) -> Prediction
         head = launch.name, launch.engine, len(launch.nodes)
         if isinstance(cost, MeasuredCost):
             regions.append(RegionPrediction(*head, cost.seconds, "measured"))
-        elif cost is not None:
-            regions.append(RegionPrediction(*head, None, "impossible", cost))
+        elif cost is not None:  # the reason why the region failed
+            regions.append(RegionPrediction(*head, None, "impossible", note=cost))
         else:
             model = model or CostModel.fit(graph, table)  # only if needed, since the fit takes time
             regions.append(RegionPrediction(*head, model.estimate((specs.index(launch.engine), mask)), "estimated"))

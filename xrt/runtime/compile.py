@@ -200,7 +200,7 @@ class _Compilation:
         try:
             # Hash all functions in parallel first; `signature` and its key are cached.
             self._run_parallel(lambda region: region.signature.key, self.regions)
-            for index, region in enumerate(self.regions):
+            for index, region in enumerate(self.regions):  # with one thread, all are in one lane, in plan order
                 lanes.setdefault(region.lane if self.threads > 1 else None, []).append(index)
             # Lanes of engines that compile one region at a time take longest, so they start first. Their keys are classes.
             self._run_parallel(self._compile, [lanes[key] for key in sorted(lanes, key=lambda key: isinstance(key, str))])
@@ -225,7 +225,7 @@ class _Compilation:
 
         from xrt.processes.background import start_in_background
 
-        remaining = iter(items)
+        remaining = iter(items)  # shared: each thread takes the next item
 
         def run_remaining() -> None:
             for item in remaining:
@@ -237,12 +237,12 @@ class _Compilation:
                     self.is_abandoned = True  # the other threads stop after their current items
                     raise
 
-        threads = [start_in_background(run_remaining, "xrt-compile") for _ in range(workers)]
+        futures = [start_in_background(run_remaining, "xrt-compile") for _ in range(workers)]
         # A signal that arrives just before a wait is handled only after the wait, so waits are short.
-        while wait(threads, 1.0).not_done:
+        while wait(futures, 1.0).not_done:
             pass
-        for thread in threads:
-            thread.result()
+        for future in futures:
+            future.result()  # raises the error of the thread
 
     def _compile(self, lane: Sequence[int]) -> None:
         """Compile the regions with these indices in order. Equal regions each have an outcome: a Refusal names their nodes."""

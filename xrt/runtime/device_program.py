@@ -66,6 +66,7 @@ class DeviceStep:
 
 
 def plan_steps(plan: Plan, slots: ValueTable) -> tuple[DeviceStep, ...]:
+    """Assign each launch its device, the copies of its results, and the values to release after it."""
     # From the last launch to the first: `needed` has the values that later launches, copies or the caller read.
     slot_of = {name: slot for slot, name in enumerate(slots.names)}
     targets: dict[int, list[str]] = {}
@@ -74,13 +75,12 @@ def plan_steps(plan: Plan, slots: ValueTable) -> tuple[DeviceStep, ...]:
     needed, steps = {(slot, plan.device) for slot in slots.outputs}, []
     for step_index in reversed(range(len(slots.steps))):
         step = slots.steps[step_index]
-        name = plan.get_device(step.launch)
+        device_name = plan.get_device(step.launch)
         copies = tuple((slot, target) for slot in step.writes for target in targets.get(slot, ()))
-        needed.update((slot, name) for slot, _ in copies)
-        accessed = dict.fromkeys((slot, name) for slot in (*step.reads, *step.writes))
-        steps.append(
-            DeviceStep(step_index, step, name, copies, tuple(location for location in accessed if location not in needed))
-        )
+        needed.update((slot, device_name) for slot, _ in copies)  # copies run after the launch
+        accessed = dict.fromkeys((slot, device_name) for slot in (*step.reads, *step.writes))
+        releases = tuple(location for location in accessed if location not in needed)
+        steps.append(DeviceStep(step_index, step, device_name, copies, releases))
         needed.update(accessed)
     return tuple(reversed(steps))
 
@@ -108,8 +108,9 @@ class DeviceCall:
 
     def copy(self, value: Any, source: str, location: Location, name: str) -> None:
         """Start to copy a value (or list) from device ``source`` to ``location``. While profiling, wait, and record ``name``."""
-        began, (slot, target) = perf_counter(), location
-        if HOST not in (source, target):
+        began = perf_counter()
+        slot, target = location
+        if HOST not in (source, target):  # the target's stream waits for the work that computes the value
             self.devices[target].delay(self.streams[target], self.devices[source].record_event(self.streams[source]))
         self.values[location] = self.send(value, source, target)
         if target == HOST:
@@ -294,7 +295,7 @@ class MultiDeviceProgram(Program):
         super().__init__(plan, leases, NO_ARENA)
         self.steps = plan_steps(plan, self._slots)
         self.outputs: tuple[Location, ...] = tuple((slot, plan.device) for slot in self._slots.outputs)
-        read = [(slot, entry.device) for entry in self.steps for slot in entry.step.reads]
+        read = [(slot, entry.device) for entry in self.steps for slot in entry.step.reads]  # with constants and inner values
         self._input_locations = tuple(
             location for location in dict.fromkeys((*read, *self.outputs)) if location[0] in self._slots.inputs
         )
@@ -417,22 +418,22 @@ class MultiDeviceProgram(Program):
 
     def _launch(self, entry: DeviceStep, call: DeviceCall, options: RunOptions, inspection: OutputInspector | None) -> None:
         """Run a launch, or enqueue it on its device. Store its results, and release values that nothing later reads."""
-        name, step, values = entry.device, entry.step, call.values
-        if name == HOST:
+        device_name, step, values = entry.device, entry.step, call.values
+        if device_name == HOST:
             # An engine on the host reads the arrays immediately. Work on a device is ordered by its stream.
             call.wait_for(step.reads)
-        args = [values[slot, name] for slot in step.reads]
+        args = [values[slot, device_name] for slot in step.reads]
         before: Sequence[Any] = args
         if inspection is not None and inspection.needs_inputs:
-            with self._activate(name, call):
+            with self._activate(device_name, call):
                 before = copy_inputs(step, args)
-        began, accelerator, launch = perf_counter(), self._devices.get(name), step.launch
+        began, accelerator, launch = perf_counter(), self._devices.get(device_name), step.launch
         try:
-            with self._activate(name, call):
+            with self._activate(device_name, call):
                 if accelerator is None:
                     results = step.executable.run(args)
                 else:
-                    results = step.executable.run(args, RunOptions(stream=call.streams[name]))
+                    results = step.executable.run(args, RunOptions(stream=call.streams[device_name]))
             if len(results) != len(step.writes):
                 raise make_count_error(step, len(results))
         except Exception as error:  # noqa: BLE001  # converted below
@@ -441,11 +442,11 @@ class MultiDeviceProgram(Program):
             raise shortage or to_run_failed(launch, error)  # noqa: B904  # it has its cause
         if options.profile:
             if accelerator is not None:
-                call.synchronize(name)
+                call.synchronize(device_name)
             self._recorder.add(entry.number, began, perf_counter())
         if inspection is not None:
             self._inspect(entry, call, inspection, before, results)
-        values.update(zip(((slot, name) for slot in step.writes), results, strict=True))
+        values.update(zip(((slot, device_name) for slot in step.writes), results, strict=True))
         for location in entry.releases:
             del values[location]
 

@@ -197,7 +197,7 @@ def copy_values(value: Any) -> Any:
 
 
 def check_updated(name: str, array: Any) -> None:
-    """Raise InputError if an input that the model updates is not writeable."""
+    """Raise InputError if an input that the model updates is read-only, by the caller or by `normalize` (see `_to_array`)."""
     if not array.flags.writeable:
         raise InputError(
             f"input {name!r} cannot be written to, and the model updates it; give a writeable array of native byte order"
@@ -266,7 +266,7 @@ def _read_buffer(buffer: Any, label: str, module_device: str) -> Any:
 def _why_not_writable(buffer: Any, type_: Type | None) -> str | None:
     """Explain why an output of this type cannot be written to the buffer, as a phrase that follows its name; None if it can."""
     if isinstance(buffer, np.ndarray):
-        flags = buffer.flags
+        flags = buffer.flags  # a host array; arrays of devices, below, have fewer flags
         fault = ""
         if not flags.writeable:
             fault = "read-only"
@@ -284,9 +284,10 @@ def _why_not_writable(buffer: Any, type_: Type | None) -> str | None:
         return None
     if not isinstance(type_, TensorType):
         return f"must be None: the output is {type_}, which cannot be written to an array"
-    dims = buffer.shape if type_.shape is None else type_.shape
-    fits = len(dims) == buffer.ndim
-    fits = fits and all(dim == n or not isinstance(dim, int) for dim, n in zip(dims, buffer.shape, strict=True))
+    declared = buffer.shape if type_.shape is None else type_.shape
+    fits = len(declared) == buffer.ndim
+    # A symbolic dim is compared with the result, after the call.
+    fits = fits and all(dim == size or not isinstance(dim, int) for dim, size in zip(declared, buffer.shape, strict=True))
     if buffer.dtype != type_.dtype.numpy or not fits:
         return f"must be {type_}; got {buffer.dtype}{list(buffer.shape)}"
     return None

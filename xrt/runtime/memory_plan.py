@@ -77,22 +77,28 @@ def find_updates(table: ValueTable) -> tuple[Update, ...]:
 def _why_copied(
     table: ValueTable, source: int, target: int, step_index: int | None, pairs_by_step: dict[int, frozenset[tuple[int, int]]]
 ) -> str:
-    """Explain why output slot ``source`` is copied to input slot ``target``; empty if its step computes it in place."""
+    """Explain why output slot ``source`` is copied to input slot ``target``; empty if its step computes it in place.
+
+    ``step_index`` is the step that writes ``source``; None if it is an input or a constant. ``pairs_by_step`` caches the (input,
+    output) index pairs that a step's engine computes in place.
+    """
     if step_index is None:
         return "no engine computes it"
     if target in table.outputs:
         return "the model returns the input too"
-    step, last = table.steps[step_index], table.last_steps.get(target, -1)
-    if last > step_index or (target in step.reads and not step.executable.outputs_are_fresh):
-        return f"{table.steps[max(last, step_index)].launch.name} may read it after {step.launch.name} has written it"
+    step, last_reader = table.steps[step_index], table.last_steps.get(target, -1)
+    # Outputs that are not fresh may be views of the input, and would change with it.
+    if last_reader > step_index or (target in step.reads and not step.executable.outputs_are_fresh):
+        return f"{table.steps[max(last_reader, step_index)].launch.name} may read it after {step.launch.name} has written it"
     position, engine = step.writes.index(source), step.launch.engine
     if target not in step.reads:
-        # Whether the engine computes this output into a given array. It need not report a threshold for every output.
+        # The engine must compute this output into a given array. It need not report a threshold for every output.
         thresholds = dict(enumerate(step.executable.output_buffer_threshold()))
         min_bytes = thresholds.get(position)
         nbytes = getattr(table.types.get(source), "nbytes", None)
         fills = min_bytes is not None and (nbytes is None or nbytes >= min_bytes)
         return "" if fills else f"engine {engine!r} writes {step.launch.name} elsewhere"
+    # The step also reads the input, so its engine must support this pair, and read the input only there.
     if step_index not in pairs_by_step:
         pairs_by_step[step_index] = frozenset(step.executable.inplace_pairs())
     if step.reads.count(target) == 1 and (step.reads.index(target), position) in pairs_by_step[step_index]:
@@ -105,17 +111,17 @@ def may_overlap(targets: Iterable[int], inputs: Sequence[Any]) -> bool:
     updated = frozenset(targets)
     if any(not inputs[index].flags.c_contiguous for index in updated):
         return True
-    spans: list[tuple[int, int, bool]] = []
+    spans: list[tuple[int, int, bool]] = []  # (start, end, whether it is updated), in bytes
     for index, value in enumerate(inputs):
         spans += [(low, high, index in updated) for low, high in _list_memory_ranges(value)]
     spans.sort(key=itemgetter(0))
-    end, written = -1, False
+    highest_end, highest_is_updated = -1, False
     for low, high, is_updated in spans:
         # The ranges are sorted by start, so an overlap involves the range with the highest end so far.
-        if low < end and (is_updated or written):
+        if low < highest_end and (is_updated or highest_is_updated):
             return True
-        if high > end:
-            end, written = high, is_updated
+        if high > highest_end:
+            highest_end, highest_is_updated = high, is_updated
     return False
 
 
@@ -160,7 +166,7 @@ class ValueTable:
         self.outputs = tuple(slot_of[v.name] for v in function.outputs)
         output_indices = {v.name: i for i, v in reversed(list(enumerate(function.outputs)))}  # the first of equal outputs
         inputs = {v.name: i for i, v in enumerate(function.inputs)}
-        self.aliases = tuple((output_indices[after], inputs[before]) for before, after in function.aliases)
+        self.aliases = tuple((output_indices[after], inputs[before]) for before, after in function.aliases)  # (output, input)
         self.steps = tuple(
             Step(
                 launch,
@@ -237,10 +243,10 @@ class _MemoryPlanner:
         self.slots, self.caller_arrays = slots, caller_arrays
         self.outputs = frozenset(slots.outputs)
         self.types = {slot: type_ for slot, type_ in types.items() if is_sized_tensor(type_)}
-        # A bound call reads the caller's arrays in place.
+        # Slots whose values are copied to the arena. A bound call reads the caller's arrays in place.
         self.copied = set() if caller_arrays else {slot for slot in slots.inputs if self._is_small(slot)}
-        self.stored: set[int] = set()
-        self.bound: set[int] = set()
+        self.stored: set[int] = set()  # slots that launches write directly into the arena
+        self.bound: set[int] = set()  # step indices, as in `output_bound`
         self.output_bound: set[int] = set()
         for step_index, step in enumerate(slots.steps):
             self._plan_step(step_index, step)
@@ -252,7 +258,7 @@ class _MemoryPlanner:
         can_bind = step.executable.supports_io_binding()
         writes_to_caller = bool(step.writes) and self.caller_arrays.keys() >= set(step.writes)
         if (can_bind or writes_to_caller) and all(map(self._may_fix, step.writes)):
-            # The addresses of these slots are the same in every call.
+            # The launch can be bound if each input has the same address in every call. Otherwise only its outputs are bound.
             fixed = self.caller_arrays, self.copied, self.stored, self.slots.constants
             is_bound = all(any(slot in slots for slots in fixed) for slot in step.reads)
             (self.bound if is_bound else self.output_bound).add(step_index)

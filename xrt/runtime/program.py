@@ -64,6 +64,7 @@ def make_frame(slots: ValueTable, layout: MemoryPlan, caller_arrays: Mapping[int
     """Create a frame, and allocate its arena block. For a bound call, ``caller_arrays`` has the caller's arrays by slot."""
     views, frees_by_step = layout.arena.views(), slots.list_released_slots()
     initial: list[Any] = [None] * (len(slots.names) + 2)  # the last two are `OPTIONS_SLOT` and `IN_PLACE_SLOT`
+    # Arrays at fixed addresses: in the arena or, in a bound call, those of the caller.
     fixed = {slot: views[name] for slot, name in layout.arena_names.items()} | dict(caller_arrays or {})
     for slot, array in {**slots.constants, **fixed}.items():
         initial[slot] = array
@@ -121,6 +122,7 @@ def _prepare_plain(step: Step, arrays: LaunchArrays) -> Action:
     """Create the action of a launch that reads and writes the slots. Outputs with a fixed address are also written there."""
     executable, slots, to_clear, reads, writes = step.executable, arrays.slots, arrays.to_clear, step.reads, step.writes
     fixed = {slot: arrays.fixed[slot] for slot in writes if slot in arrays.fixed}
+    # (output index, slot of the input that it updates in place)
     updates = tuple((index, arrays.inplace[slot]) for index, slot in enumerate(writes) if slot in arrays.inplace)
     min_bytes = {index: nbytes for index, nbytes in enumerate(executable.output_buffer_threshold()) if nbytes is not None}
     # Arrays at fixed addresses into which the engine computes, by output index.
@@ -438,8 +440,11 @@ class Program:
         return results
 
     def _copy_shared_outputs(self, results: list[Any], inputs: Sequence[Any]) -> None:
-        """Replace each output that shares memory with an input, a constant or another output by a copy."""
-        updates = dict(self._slots.aliases)
+        """Replace each output that shares memory with an input, a constant or an earlier output by a copy.
+
+        An output is copied if it is one of these arrays, or a view. An output that was computed in its input stays that input.
+        """
+        updates = dict(self._slots.aliases)  # output index: index of the input that it updates
         used_ids = {id(x) for x in inputs} | {id(x) for x in self._slots.constants.values()}
         for index, result in enumerate(results):
             is_updated_input = index in updates and result is inputs[updates[index]]
