@@ -119,7 +119,7 @@ class ProgramRecord(NamedTuple):
     facts: Mapping[str, Any] = {}
     """In a bundle, the options of its module, see `FACTS`; empty in the cache."""
     sections: Mapping[str, Any] = {}
-    """Digests of the weights in the record to their bytes, or to the container that has the bytes."""
+    """The weights that are stored in the record: digest to bytes, or to the container that has the bytes."""
 
 
 def merge(stored_record: ProgramRecord | None, record: ProgramRecord) -> ProgramRecord | None:
@@ -129,8 +129,8 @@ def merge(stored_record: ProgramRecord | None, record: ProgramRecord) -> Program
     `MAX_WEIGHT_BYTES`. Raises BundleError for damaged weights.
     """
     programs, sections = list(record.programs), dict(record.sections)
-    model = record.files, record.inputs, record.outputs
-    if stored_record is not None and model == (stored_record.files, stored_record.inputs, stored_record.outputs):
+    model_version = record.files, record.inputs, record.outputs
+    if stored_record is not None and model_version == (stored_record.files, stored_record.inputs, stored_record.outputs):
         new_keys = {program.key for program in record.programs}
         programs = [program for program in stored_record.programs if program.key not in new_keys] + programs
         sections = {**stored_record.sections, **sections}
@@ -222,6 +222,7 @@ def parse(data: bytes) -> ProgramRecord:
 
 
 def _parse_facts(facts: Any) -> dict[str, Any]:
+    """Select the facts that `FACTS` lists; raises TypeError or KeyError if one has another type, or is missing."""
     if not facts:
         return {}
     for name, kind in FACTS.items():

@@ -116,7 +116,7 @@ class _Draft:
 
 
 class _Parser:
-    """A recursive descent parser with one token of lookahead, ``current``. ``expected`` is the text for an error."""
+    """A recursive descent parser, one token ahead (``current``). ``expected`` describes the required token in an error."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -328,6 +328,7 @@ class _Parser:
         mapping[key] = value
 
     def parse_node(self, draft: _Draft, depth: int) -> Node:
+        """Parse ``outputs = domain::operator(inputs) {attributes} @name on device after nodes``."""
         outputs: list[str] = []
         if self.accept("("):
             self.expect(")")
@@ -367,6 +368,7 @@ class _Parser:
         return self.build(token, lambda: Attribute.create(name, value, kind))
 
     def parse_attribute_value(self, depth: int) -> tuple[AttrKind, Any]:
+        """Parse an item, a list of items in brackets, or an empty list with its kind, such as ``ints []``."""
         if self.current.kind == "word" and self.current.text in _LIST_KEYWORDS:
             kind = _LIST_KEYWORDS[self.advance().text]
             self.expect("[")
@@ -385,6 +387,7 @@ class _Parser:
         return _LIST_KINDS[kinds.pop()], [value for _, value in items]
 
     def parse_item(self, depth: int) -> tuple[AttrKind, Any]:
+        """Parse a value that is not a list. Its first token determines its kind."""
         token = self.current
         if token.kind == "string":
             return AttrKind.STRING, self.parse_string("a string")
@@ -410,6 +413,7 @@ class _Parser:
         return self.build(start, lambda: Constant(self.parse_elements(type_.dtype, shape, start).reshape(shape)))
 
     def parse_elements(self, dtype: DType, shape: tuple[int, ...], start: Token) -> np.ndarray[Any, Any]:
+        """Parse the elements of a constant: base64, a list in brackets, or a single element. Return them in one dimension."""
         if self.accept("sha256"):
             reason = "the constant is given by its digest only: this text is a summary; to_text writes a complete one"
             self.fail_with(reason, start)

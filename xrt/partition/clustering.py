@@ -27,7 +27,7 @@ class Targets:
         return frozenset(i for i, pair in enumerate(self.pairs) if pair in ((engine, device), (engine, "")))
 
     def list_region_targets(self) -> list[int]:
-        """List the targets of regions: each with a device, and one without a device if its engine has no other."""
+        """List the targets that regions can have: all with a device, and those without one whose engine has no other target."""
         # A region on a device also accepts units of the engine that require none.
         placed = {engine for engine, device in self.pairs if device}
         return [i for i, (engine, device) in enumerate(self.pairs) if device or engine not in placed]

@@ -72,7 +72,11 @@ class _UpdateSearch:
                     yield result, type_.nbytes
 
     def find_update_nodes(self, copied: dict[str, int], target: int) -> set[int]:
-        """Find the indices of the nodes to move to engine ``target``. ``copied`` has the outputs of `list_copied_outputs`."""
+        """Find the indices of the nodes to move to engine ``target``. ``copied`` has the outputs of `list_copied_outputs`.
+
+        A node moves if it computes a copied output, or if only nodes that move read its results. The target must support it on
+        the same device, and be able to write its result over an input, unless the result has one element.
+        """
         function = self.function
         index_of = {node.name: index for index, node in enumerate(function.nodes)}
         outputs = {value.name for value in function.outputs} - copied.keys()

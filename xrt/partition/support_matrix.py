@@ -112,7 +112,8 @@ class _NodeClasses:
         attributes = tuple(map(_make_attribute_key, node.attributes))
         key = (node.op_type, node.domain, node.device, input_keys, output_keys, repetitions, are_read, attributes)
         if node.op_type in TYPE_ONLY_OPERATORS or all(isinstance(value_key, str | int) for value_key in input_keys):
-            # Computed only from constants or types. An engine may inspect how, so each such value is different from all others.
+            # The outputs follow from constants (int keys), other such values (str keys) or a type. An engine may evaluate them,
+            # and their contents differ even if their types are equal. So the key of each is its name.
             self._value_keys.update((name, name) for name in node.defined_names)
         return self._class_indices.setdefault(key, len(self._class_indices))
 

@@ -86,7 +86,7 @@ class PropagationCase:
         return index < len(self.node.inputs) and bool(self.node.inputs[index])
 
     def list_operands(self) -> list[Contents] | None:
-        """List the contents of all inputs, with unknown elements. None if no input has contents, or if a shape is unknown."""
+        """List the contents of all inputs, some with unknown elements. None if no input has contents, or a shape is unknown."""
         if all(contents is None for contents in self.inputs):
             return None
         operands = [contents or _make_unknown(type_) for contents, type_ in zip(self.inputs, self.types, strict=True)]
@@ -95,7 +95,7 @@ class PropagationCase:
 
 
 def _make_dim(element: Any) -> Dim:
-    """Convert an element to an extent of a shape. An Extent other than a single dim becomes unknown (None)."""
+    """Convert an element to an extent of a shape: an Extent becomes its dim name, or None if it is not a single dim."""
     return element.name if isinstance(element, Extent) else element
 
 
@@ -165,6 +165,7 @@ def _compute(compute: Compute, arrays: Sequence[Array]) -> Array | None:
 
 
 def _compute_element(elements: Sequence[Any], dtype: DType, compute: Compute, compute_symbolic: Compute | None) -> Any:
+    """Compute one element of the result of an elementwise operator; None if unknown."""
     if all(isinstance(element, int | float) for element in elements):
         array = _compute(compute, [np.array(element, dtype.numpy) for element in elements])
         return None if array is None else array.item()
@@ -271,12 +272,14 @@ def _where(case: PropagationCase) -> Sequence[Contents | None]:
 
 
 def _make_reduction_rule(compute: Compute) -> Rule:
+    """Make the rule of a reduction by a NumPy function. The axes are input 1, or an attribute in older opsets."""
+
     def rule(case: PropagationCase) -> Sequence[Contents | None]:
         contents, axes = case.get_contents(0), case.get_integers(1, "axes")
         if contents is None or (axes is None and case.has_input(1)):
             return [None]
         if not case.trusts_names and _count_extents(contents.elements.flat) > 1:
-            return [None]
+            return [None]  # equal names may mean different sizes
         if not axes and case.node.attr("noop_with_empty_axes", 0):
             return [contents]
         # NumPy reduces objects with Python's operators. Extents do not support all; a TypeError makes the result unknown.
@@ -359,7 +362,7 @@ def _gather(case: PropagationCase, elements: Elements) -> Elements | None:
 
 
 def _slice(case: PropagationCase, elements: Elements) -> Elements | None:
-    starts, ends = case.get_integers(1, "starts"), case.get_integers(2, "ends")
+    starts, ends = case.get_integers(1, "starts"), case.get_integers(2, "ends")  # inputs: data, starts, ends, axes, steps
     if starts is None or ends is None:
         return None
     has_axes = case.has_input(3) or case.node.attr("axes") is not None
@@ -553,12 +556,12 @@ def _calculate(compute: Callable[[int, int], int], a: Dim, b: Dim, neutral: int)
 
 def _shape_of_slice(case: PropagationCase) -> Shape | None:
     data = case.get_shape(0)
-    if data is None or len(case.inputs) < 3:  # before opset 10 the bounds are attributes, which onnx handles
+    if data is None or len(case.inputs) < 3:  # before opset 10 the bounds are attributes, which onnx supports
         return None
-    starts, ends = case.get_extents(1), case.get_extents(2)
+    starts, ends = case.get_extents(1), case.get_extents(2)  # inputs: data, starts, ends, axes, steps
     axes = case.get_integers(3) if case.has_input(3) else list(range(len(starts or ends or data)))
     if axes is None:
-        return (None,) * len(data)
+        return (None,) * len(data)  # any axis may be sliced
     steps = (case.get_extents(4) or [None] * len(axes)) if case.has_input(4) else [1] * len(axes)
     shape = list(data)
     for k, axis in enumerate(axes):
@@ -587,7 +590,7 @@ def _shape_of_pad(case: PropagationCase) -> Shape | None:
         return (None,) * len(data)
     shape = list(data)
     for k, axis in enumerate(axes):
-        for pad in (pads[k], pads[k + len(axes)]):
+        for pad in (pads[k], pads[k + len(axes)]):  # all begins come first, then all ends
             shape[axis] = _calculate(int.__add__, shape[axis], pad, 0)
     return tuple(shape)
 
@@ -603,7 +606,7 @@ def _shape_of_range(case: PropagationCase) -> Shape | None:
 
 
 def _shape_of_resize(case: PropagationCase) -> Shape | None:
-    data, sizes, scales = case.get_shape(0), case.get_extents(3), case.get_contents(2)
+    data, sizes, scales = case.get_shape(0), case.get_extents(3), case.get_contents(2)  # inputs: data, region, scales, sizes
     if data is None or case.node.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
         return None
     axes, shape = case.node.attr("axes") or range(len(data)), list(data)

@@ -202,6 +202,7 @@ def _packed_product(o: Operands) -> Sequence[Type | None]:
 
 
 def _fused_product(o: Operands) -> Sequence[Type | None]:
+    """Infer as MatMul after transA and transB; the shape is unknown with transBatchA or transBatchB, which move batch axes."""
     shape: Shape | None = None
     a, b = o.shape(0), o.shape(1)
     if not (o.attr("transBatchA", 0) or o.attr("transBatchB", 0)) and a and b:
@@ -232,11 +233,11 @@ def _quantized_global_pool(o: Operands) -> Sequence[Type | None]:
 
 def _quantized_mean(o: Operands) -> Sequence[Type | None]:
     axes = o.attr("axes")
-    keep, shape = o.attr("keepdims", 1), o.shape(0)
+    keepdims, shape = o.attr("keepdims", 1), o.shape(0)
     if shape is None:
         return [make_type(o.dtype(0), None)]
     reduced_axes = set(range(len(shape))) if axes is None else {axis % len(shape) for axis in axes}
-    if keep:
+    if keepdims:
         reduced = tuple(1 if axis in reduced_axes else extent for axis, extent in enumerate(shape))
     else:
         reduced = tuple(extent for axis, extent in enumerate(shape) if axis not in reduced_axes)
@@ -245,7 +246,7 @@ def _quantized_mean(o: Operands) -> Sequence[Type | None]:
 
 def _quantized_gemm(o: Operands) -> Sequence[Type | None]:
     shape = o.infer_shape_as("Gemm", (0, 3), "transA", "transB")
-    return [make_type(o.dtype(8) if o.has(8) else DType.FLOAT32, shape)]
+    return [make_type(o.dtype(8) if o.has(8) else DType.FLOAT32, shape)]  # input 8 is the zero point of the output
 
 
 def _quantized_concat(o: Operands) -> Sequence[Type | None]:
@@ -257,12 +258,13 @@ def _quantized_concat(o: Operands) -> Sequence[Type | None]:
 def _skip_norm(o: Operands) -> Sequence[Type | None]:
     first, shape = o.tensor(0), o.shape(0)
     mean = make_type(DType.FLOAT32, (*shape[:-1], 1) if shape else None)
-    return [first, mean, mean, first]
+    return [first, mean, mean, first]  # result, mean, inverse standard deviation, sum of the inputs
 
 
 def _embed(o: Operands, dtype: int = 2) -> Sequence[Type | None]:
-    ids = o.shape(0)
-    embedded = make_type(o.dtype(dtype), (*ids, o.dim(2, 1)) if ids is not None else None)
+    """Infer the types of (result, mask index, sum of embeddings). ``dtype`` is the index of an input with the element type."""
+    ids, width = o.shape(0), o.dim(2, 1)  # input 2 is the word embedding (words, width)
+    embedded = make_type(o.dtype(dtype), (*ids, width) if ids is not None else None)
     return [embedded, make_type(DType.INT32, None), embedded]
 
 
@@ -286,7 +288,7 @@ def _multi_head(o: Operands) -> Sequence[Type | None]:
         # The value is (batch, heads, length, head size) or (batch, length, heads * head size).
         hidden = _multiply_all([value[1], value[3]]) if len(value) == 4 else value[-1]
     cache = make_type(o.dtype(0), (o.dim(0, 0), heads, None, None))
-    return [make_type(o.dtype(0), (o.dim(0, 0), o.dim(0, 1), hidden)), cache, cache]
+    return [make_type(o.dtype(0), (o.dim(0, 0), o.dim(0, 1), hidden)), cache, cache]  # result, keys, values
 
 
 def _grouped_attention(o: Operands) -> Sequence[Type | None]:
@@ -298,7 +300,7 @@ def _grouped_attention(o: Operands) -> Sequence[Type | None]:
     hidden_size = _multiply_all([heads, head_size]) if is_packed else width
     cache_dtype, cache_width = (o.dtype(3), o.dim(3, 3)) if has_cache else (o.dtype(0), head_size)
     cache = make_type(cache_dtype, (batch, kv_heads, None, cache_width))
-    return [make_type(o.dtype(0), (batch, length, hidden_size)), cache, cache]
+    return [make_type(o.dtype(0), (batch, length, hidden_size)), cache, cache]  # result, keys, values
 
 
 def _quantized_lstm(o: Operands) -> Sequence[Type | None]:
@@ -306,14 +308,14 @@ def _quantized_lstm(o: Operands) -> Sequence[Type | None]:
     hidden, dtype = o.attr("hidden_size"), o.dtype(0)
     steps, batch = o.dim(0, 0), o.dim(0, 1)
     last = make_type(dtype, (directions, batch, hidden))
-    return [make_type(dtype, (steps, directions, batch, hidden)), last, last]
+    return [make_type(dtype, (steps, directions, batch, hidden)), last, last]  # all hidden states, last h, last c
 
 
 def _block_gather(o: Operands) -> Sequence[Type | None]:
     data, indices, axis = o.shape(0), o.shape(1), o.attr("gather_axis", 0)
     is_packed = o.dtype(0) is DType.UINT8  # several elements per byte of the last axis
     if data is None or indices is None or is_packed:
-        return [make_type(o.dtype(2), None)]
+        return [make_type(o.dtype(2), None)]  # the result has the type of the scales, input 2
     positive_axis = axis % len(data)
     return [make_type(o.dtype(2), (*data[:positive_axis], *indices, *data[positive_axis + 1 :]))]
 

@@ -158,9 +158,10 @@ def _combine_tensors(inferred: TensorType, declared: TensorType) -> TensorType:
         return declared
     if len(inferred.shape) != len(declared.shape):
         return inferred
-    # A number has priority over a symbol, and a declared symbol over an inferred one.
+    # A number has priority over a symbol, and a declared symbol over an inferred one. Of two numbers, the inferred one has.
     pairs = zip(inferred.shape, declared.shape, strict=True)
-    return TensorType(inferred.dtype, tuple(new if isinstance(new, int) or old is None else old for new, old in pairs))
+    shape = tuple(dim if isinstance(dim, int) or declared_dim is None else declared_dim for dim, declared_dim in pairs)
+    return TensorType(inferred.dtype, shape)
 
 
 _EXACT_DTYPES = frozenset({DType.INT64, DType.INT32, DType.BOOL})
@@ -341,10 +342,10 @@ class Knowledge:
             if name and contents is not None:
                 self._contents[name] = contents
                 if not is_static(self.get_type(name)):
-                    self._learn(name, TensorType(contents.dtype, contents.elements.shape))
+                    self._learn(name, TensorType(contents.dtype, contents.elements.shape))  # contents have a static shape
 
     def refine_bodies(self, node: Node) -> Node:
-        """Infer the body of a Loop, Scan or SequenceMap that reads news again; return other nodes unchanged."""
+        """If a Loop, Scan or SequenceMap reads news, infer its body again; return other nodes unchanged."""
         if node.op_type not in ("Loop", "Scan", "SequenceMap") or not any(map(self.is_news, node.uses)):
             return node
         inferred = infer_by_onnx(self.isolate(node))
@@ -406,8 +407,9 @@ def infer_shapes(function: Function) -> Function:
     element types or ranks differ, the inferred type has priority, for outputs too: a wrong declaration does not change the
     result. A value that cannot be inferred keeps its declared type. Symbols that onnx generates (``unk__0``) become unknown.
 
-    Contents of computed shapes are tracked element by element. For operators of com.microsoft and ai.onnx.ml, XRT has rules
-    according to their documentation. Return ``function`` itself if nothing changes. Weights are not copied. Linear time.
+    Contents of computed shapes are tracked element by element. Operators of com.microsoft, which onnx does not know, and of
+    ai.onnx.ml, of which onnx infers some wrongly, have rules in `OPERATOR_TYPES`. Return ``function`` itself if nothing changes.
+    Weights are not copied. Linear time.
     """
     with pause_gc(function.size):
         inferred = infer_by_onnx(function)
@@ -416,7 +418,7 @@ def infer_shapes(function: Function) -> Function:
 
 
 def _is_complete(function: Function) -> bool:
-    """Whether every value is a tensor of static shape, and no node has a body or types that a rule of ai.onnx.ml may correct."""
+    """Whether onnx has inferred everything: all values are static tensors, without bodies, and without ai.onnx.ml to correct."""
     if any(node.bodies or node.domain == "ai.onnx.ml" for node in function.nodes):
         return False
     if not all(is_static(value.type) for value in function.outputs):

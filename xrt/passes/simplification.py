@@ -28,7 +28,7 @@ MustStay = Callable[[Node, Function], bool]
 def optimize(function: Function, evaluate: Evaluate | None = None, must_stay: MustStay | None = None) -> Function:
     """Expand Gradient nodes, inline constant control flow, fold constants and remove dead nodes.
 
-    Infer types first. Without ``evaluate``, constants are not folded.
+    The types of ``function`` must be inferred (`infer_shapes`). Without ``evaluate``, constants are not folded.
     """
     if "ai.onnx.preview.training" in function.opsets:
         from xrt.passes.gradient.differentiation import expand_gradient_nodes  # imported only if needed
@@ -150,8 +150,8 @@ class Splice:
             return False
         new_names = self._rename_values(node, branch, results)
         self._node_names.release(node.name)
-        nodes = {inner.name: self._node_names.take(inner.name) for inner in branch.nodes}
-        inlined = [rename_node(inner, new_names, nodes) for inner in branch.nodes]
+        new_node_names = {inner.name: self._node_names.take(inner.name) for inner in branch.nodes}
+        inlined = [rename_node(inner, new_names, new_node_names) for inner in branch.nodes]
         for result, name in results:
             # A result that no node of the branch computes, or that is returned twice, is copied.
             if branch.producer(result) is None or new_names[result] != name:

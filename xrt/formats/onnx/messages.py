@@ -307,6 +307,7 @@ def _parse_type(serialised: bytes, symbols: frozenset[str] | None) -> Type | Non
 
 
 def _convert_type(proto: TypeProto, symbols: frozenset[str] | None) -> Type | None:
+    """Convert a type; None if it is incomplete or opaque. A sparse tensor has the type of a dense one."""
     kind = proto.WhichOneof("value")
     if kind in ("tensor_type", "sparse_tensor_type"):
         tensor = getattr(proto, kind)
@@ -443,6 +444,7 @@ def write_graph_metadata(function: Function, proto: GraphProto, *, with_metadata
     The metadata of the main graph is stored in the model instead.
     """
     if not function.name:
+        # ONNX requires a name, so `GraphWriter` names the graph "main".
         proto.metadata_props.add(key=_NAME, value="")
     if function.aliases:
         proto.metadata_props.add(key=_ALIASES, value=json.dumps(function.aliases, ensure_ascii=False))
@@ -456,6 +458,7 @@ def write_graph_metadata(function: Function, proto: GraphProto, *, with_metadata
 
 def needs_metadata(function: Function) -> bool:
     """Whether the Function or a body has properties that must be stored in ``metadata_props`` of nodes or graphs."""
+    # ONNX has no aliases, and requires a name of each graph: see `write_graph_metadata`.
     if function.aliases or not function.name:
         return True
     for _, node in function.walk():

@@ -267,10 +267,11 @@ def externalize_weights(function: Function) -> Function:
     hoisted: dict[str, Constant] = {}
 
     def hoist(body: Function) -> Function:
+        """Move the large constants of a body, and of the bodies in it, to `hoisted`; return the body that captures them."""
         body = _inline_constant_nodes(body)
         nodes = tuple(node.map_bodies(hoist) for node in body.nodes)
         output_names = {value.name for value in body.outputs}
-        large = {name: c for name, c in body.constants.items() if name not in output_names and is_large(c)}
+        large = {n: constant for n, constant in body.constants.items() if n not in output_names and is_large(constant)}
         if not large and all(new is old for new, old in zip(nodes, body.nodes, strict=True)):
             return body
         new_names = {name: fresh.take_numbered(name) for name in large}

@@ -300,14 +300,14 @@ class _Reader:
         domain = "" if proto.domain == "ai.onnx" else proto.domain
         opset = self.opsets.get("", 0)
         is_early = proto.op_type == LAYER_NORMALIZATION and 0 < opset < LAYER_NORMALIZATION_OPSET
-        is_foreign = not domain and (is_early or proto.op_type == RMS_NORMALIZATION)
-        if not is_foreign and (domain, proto.op_type) not in self.operators:
+        needs_expansion = not domain and (is_early or proto.op_type == RMS_NORMALIZATION)
+        if not needs_expansion and (domain, proto.op_type) not in self.operators:
             self.check_operator(domain, proto)
         inputs, outputs = tuple(proto.input), tuple(proto.output)
         attributes = self.read_attributes(proto) if proto.attribute else ()
         control, device = read_node_metadata(proto) if proto.metadata_props else ((), "")
         node = Node(proto.op_type, inputs, outputs, attributes, domain, proto.name, control, device)
-        if not is_foreign:
+        if not needs_expansion:
             return [node]
         if len(node.inputs) < 2 or not any(node.outputs):
             raise ModelError(f"node {_describe_node(proto)} needs two inputs and an output")

@@ -160,7 +160,7 @@ def _extract_subgraph(function: Function, starts: Collection[str], target: str) 
 
     Its inputs are `starts`, then the inputs of `function` that these nodes read too.
     """
-    # Walk backward from the target and stop at the starts. The output of a node that computes a start is renamed.
+    # Walk backward from the target and stop at the starts. A computed start is renamed, because the starts become inputs.
     needed: set[str] = set() if target in starts else {target}
     nodes = []
     for node in reversed(function.nodes):

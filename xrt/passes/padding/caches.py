@@ -141,7 +141,7 @@ def _count_new_entries(function: Function, caches: Sequence[_Cache]) -> Extent:
         raise ModelError(f"{subject} is not known: {error.reason}") from None
     if len(extents) != 1 or not p.is_known(next(iter(extents))):
         shown = ", ".join(sorted(map(str, extents)))
-        raise ModelError(f"{subject} is not one extent of its inputs: {shown}")
+        raise ModelError(f"{subject} differs between caches, or does not follow from the shapes of the inputs: {shown}")
     return extents.pop()
 
 

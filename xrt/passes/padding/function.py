@@ -35,13 +35,14 @@ PADDED_SHAPES: Mapping[str, tuple[int, ...]] = {
 }
 """Operator to the indices of its shape operands, which use padded sizes. An operand that is not listed uses unpadded sizes."""
 UNSUPPORTED_SHAPE_OPERANDS = frozenset(SHAPE_OPERANDS).difference(PADDED_SHAPES, ("Squeeze", "Unsqueeze"))
-"""Operators with a shape operand whose rule does not support padded sizes. The operand of Squeeze and Unsqueeze lists axes."""
+"""Operators whose padding rule does not support padded sizes in the shape operand. Squeeze and Unsqueeze have axes there."""
 
 
 def propagate_sizes(p: Padder, node: Node) -> bool:
     """Record the contents of a node's output, and return True, if the node computes sizes from known sizes.
 
-    The node needs no replacement, because the nodes that read its output use the recorded extents.
+    The node needs no replacement, because the nodes that read its output use the recorded extents. The state of the
+    output is `SIZE` if padding changes an element, or may change an unknown one.
     """
     if node.domain or not (node.op_type in _SIZES or node.op_type in PROPAGATED):
         return False

@@ -122,10 +122,10 @@ def apply_pad(p: Padder, node: Node) -> Node:
     """Along a padded axis, elements that Pad adds at the end must directly follow the valid part, not the padding."""
     data, axes = node.inputs[0], p.get_axes(node.inputs[0])
     pads = p.read_integers(node, 1, "pads") or []
-    indices = p.read_integers(node, 3) or list(range(len(axes)))
+    indices = p.read_integers(node, 3) or list(range(len(axes)))  # input 3 lists the axes to pad
     padded = list(axes)
     for position, axis in enumerate(n % len(axes) for n in indices):
-        begin, end = pads[position], pads[position + len(indices)]
+        begin, end = pads[position], pads[position + len(indices)]  # all begins come first, then all ends
         if not begin and not end:
             continue
         if p.is_padded(axes[axis]):
@@ -367,7 +367,7 @@ def apply_gather_nd(p: Padder, node: Node) -> Node:
     """Like Gather, for positions along several axes."""
     data, indices = node.inputs
     axes, index_axes = p.get_axes(data), p.get_axes(indices)
-    depth = index_axes[-1][0].number
+    depth = index_axes[-1][0].number  # each position has an index for this many leading axes of the data
     if depth is None or node.attr("batch_dims", 0):
         raise p.refuse("it has batch_dims, or indices of unknown depth", *axes, *index_axes)
     positions = p.mask(indices, range(len(index_axes)), 0)
@@ -417,7 +417,7 @@ def apply_tensor_scatter(p: Padder, node: Node) -> Node | None:
         raise p.refuse("it writes to a circular buffer", update_axes[axis])
     # Writing the same entry again at its own position changes nothing.
     clamped_positions = _repeat_last(p, update, axis)
-    along = [-1 if n == axis else 1 for n in range(len(axes))]
+    along = [-1 if n == axis else 1 for n in range(len(axes))]  # a shape that broadcasts along the written axis
     positions = p.emit_reshape(clamped_positions, along)
     if optional and optional[0]:
         positions = p.add_node("Add", positions, p.emit_reshape(optional[0], [-1] + [1] * (len(axes) - 1)))

@@ -130,7 +130,7 @@ def apply_conv_transpose(p: Padder, node: Node) -> Node:
 def apply_resize(p: Padder, node: Node) -> None:
     """A padded axis must be resized by nearest neighbor and an integer factor, or keep its size."""
     data = node.inputs[0]
-    scales = p.function.constants.get(node.inputs[2]) if len(node.inputs) > 2 else None
+    scales = p.function.constants.get(node.inputs[2]) if len(node.inputs) > 2 else None  # inputs: data, region, scales, sizes
     axes = p.get_axes(data)
     if scales is None or scales.array.size != len(axes) or node.attr("axes"):
         raise Unpaddable("its scales are not constants for all axes")
@@ -157,12 +157,12 @@ _Q, _K, _V, _MASK = range(4)
 @rule("Attention")
 def apply_attention(p: Padder, node: Node) -> Node:
     """Queries may be padded. Padded keys are hidden by the mask, and padded keys and values are set to zero."""
-    names = [*node.inputs, *[""] * (7 - len(node.inputs))]
+    names = [*node.inputs, *[""] * (7 - len(node.inputs))]  # Q, K, V, mask, past keys, past values, lengths
     if any(names[4:]) or any(node.outputs[1:]):
         raise Unpaddable("it has past keys or more than one output")
     query, key, value = (p.get_axes(name) for name in names[:3])
-    is_flat = len(query) == 3
-    sequence = len(query) - 2
+    is_flat = len(query) == 3  # (batch, length, width) instead of (batch, heads, length, width)
+    sequence = len(query) - 2  # index of the axis of the length
     for axes in (query, key, value):
         if any(map(p.is_padded, (*axes[1:sequence], *axes[sequence + 1 :]))):
             raise p.refuse("its heads or widths are padded", *axes)
@@ -194,7 +194,7 @@ def _hide_padded_keys(p: Padder, key: str, axis: int, mask: str) -> str:
 @rule("LSTM", "GRU", "RNN")
 def apply_recurrent(p: Padder, node: Node) -> Node:
     """The batch may be padded in all inputs. If results depend on a padded time axis, its length is passed as sequence_lens."""
-    names = [*node.inputs, *[""] * (8 - len(node.inputs))]
+    names = [*node.inputs, *[""] * (8 - len(node.inputs))]  # X, W, R, B, sequence_lens, initial_h, initial_c, P
     time, batch, width = p.get_axes(names[0])
     weights = (*names[1:4], names[7])
     if node.attr("layout", 0) or p.is_padded(width) or any(name in p.states for name in weights if name):
@@ -212,7 +212,7 @@ def apply_recurrent(p: Padder, node: Node) -> Node:
     hidden: Axis = (Extent.of(node.attr("hidden_size")),)
     outputs = [*node.outputs, "", "", ""]
     p.set_axes(outputs[0], [time, (Extent.of(directions),), batch, hidden])
-    for name in outputs[1:3]:
+    for name in outputs[1:3]:  # the last states
         p.set_axes(name, [(Extent.of(directions),), batch, hidden])
     while not names[-1]:
         names.pop()
@@ -222,9 +222,9 @@ def apply_recurrent(p: Padder, node: Node) -> Node:
 @rule("RotaryEmbedding")
 def apply_rotary(p: Padder, node: Node) -> Node:
     """Each position is rotated independently. Padded position indices are set to 0, which is in range."""
-    names = list(node.inputs)
+    names = list(node.inputs)  # data, table of cosines, table of sines, positions
     axes = p.get_axes(names[0])
-    sequence = axes[-2] if len(axes) == 4 else axes[1]
+    sequence = axes[-2] if len(axes) == 4 else axes[1]  # (batch, heads, length, width) or (batch, length, width)
     if len(names) > 3 and names[3]:
         if p.get_axes(names[3]) != (axes[0], sequence) or any(name in p.states for name in names[1:3]):
             raise p.refuse("its positions and its input are padded differently", axes[0], sequence)

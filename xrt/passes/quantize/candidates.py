@@ -41,7 +41,7 @@ class QuantizationOptions:
     def __post_init__(self) -> None:
         for name in ("include", "exclude"):
             patterns = getattr(self, name)
-            listed = [patterns] if isinstance(patterns, str | NodePattern) else patterns
+            listed = [patterns] if isinstance(patterns, str | NodePattern) else patterns  # one pattern, or several
             parsed = (pattern if isinstance(pattern, NodePattern) else NodePattern.parse(pattern) for pattern in listed)
             object.__setattr__(self, name, tuple(parsed))
         for name, choices in (("activations", get_args(ActivationType)), ("weights", get_args(WeightType))):

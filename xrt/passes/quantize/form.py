@@ -93,14 +93,15 @@ def fit_balanced_table(
     ranges, keys = table.bind(prepared), hash_values(balanced)
     for name in list_calibrated_values(balanced, DEFAULT_OPTIONS):
         range_ = ranges.get(name)
-        # A value with the same key in both models has a range already.
+        # Either no range is known, or the value has the same key in both models and so has a range in the table already.
         if range_ is None or table.find(keys[name]) is not None:
             continue
-        # Products that read balanced values have new keys, but compute the same numbers, so they keep their ranges.
         if name in channels:
+            # The value was divided by powers of two per channel, so its range is that of the divided channels.
             minima, maxima = channels[name]
             low, high = float(np.min(minima)), float(np.max(maxima))
             range_ = ValueRange(key=range_.key, low=low, high=high, least=low, most=high, batches=range_.batches)
+        # Other values with a new key, such as products that read balanced values, compute the same numbers: keep the range.
         table = table.add(name, keys[name], range_)
     return table
 

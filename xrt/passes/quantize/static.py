@@ -256,12 +256,13 @@ def _fuse(product: Node, node: Node, emission: Emission, rows: dict[str, str]) -
     if len(shape) == 2:
         return gemm
     inner, columns = function.constants[matrix].shape
+    # Reshape infers the extent -1. `_can_fuse` allows only one unknown extent.
     extents = [dim if isinstance(dim, int) else -1 for dim in shape[:-1]]
-    count = None if -1 in extents else math.prod(extents)
+    row_count = None if -1 in extents else math.prod(extents)
     if value not in rows:
         target = emission.add_constant(f"{value}_rows_shape", np.array([-1, inner]))
-        rows[value] = emission.define(f"{value}_rows", "Reshape", (value, target), TensorType(DType.FLOAT32, (count, inner)))
-    flat = emission.reserve(f"{gemm.name}_rows", TensorType(DType.FLOAT32, (count, columns)))
+        rows[value] = emission.define(f"{value}_rows", "Reshape", (value, target), TensorType(DType.FLOAT32, (row_count, inner)))
+    flat = emission.reserve(f"{gemm.name}_rows", TensorType(DType.FLOAT32, (row_count, columns)))
     emission.nodes.append(replace(gemm, inputs=(rows[value], matrix, bias), outputs=(flat,)))
     target = emission.add_constant(f"{gemm.name}_shape", np.array([*extents, columns]))
     return replace(node, op_type="Reshape", inputs=(flat, target))
@@ -294,15 +295,16 @@ def fold_batch_normalization(function: Function) -> Function:
 
 
 def _find_convolution(node: Node, function: Function) -> Node | None:
+    """Find the Conv into which a BatchNormalization can be folded, or None. Both must have constant parameters."""
     if node.op != "BatchNormalization" or is_training(node, function) or any(node.outputs[1:]):
         return None
-    before = function.producer(node.inputs[0])
-    if before is None or before.op != "Conv" or len(function.users(before.outputs[0])) != 1:
+    producer = function.producer(node.inputs[0])
+    if producer is None or producer.op != "Conv" or len(function.users(producer.outputs[0])) != 1:
         return None
-    if any(value.name == before.outputs[0] for value in function.outputs):
+    if any(value.name == producer.outputs[0] for value in function.outputs):
         return None
-    operands = [name for name in (*node.inputs[1:], *before.inputs[1:]) if name]
-    return before if all(name in function.constants for name in operands) else None
+    parameters = [name for name in (*node.inputs[1:], *producer.inputs[1:]) if name]
+    return producer if all(name in function.constants for name in parameters) else None
 
 
 def _fold_weights(convolution: Node, node: Node, function: Function) -> tuple[np.ndarray, np.ndarray]:

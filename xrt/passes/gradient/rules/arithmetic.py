@@ -315,6 +315,7 @@ def multiply_and_add(ctx: RuleContext) -> Gradients:
     a, b, g = ctx.input(0), ctx.input(1), ctx.g
     alpha, beta, flip_a, flip_b = ctx.attr("alpha", 1.0), ctx.attr("beta", 1.0), ctx.attr("transA", 0), ctx.attr("transB", 0)
     a_gradient = b_gradient = c_gradient = None
+    # The gradient of a transposed operand is transposed too: exchange the factors, and transpose each.
     if ctx.wants(0) and flip_a:
         a_gradient = emit("Gemm", b, g, alpha=alpha, transA=flip_b, transB=1)
     elif ctx.wants(0):

@@ -165,8 +165,11 @@ def loop(ctx: RuleContext) -> Gradients:
         # The body has run in each of these iterations, so the condition that it received was true.
         true = get_builder("a condition").symbol(np.asarray(True))
         forward_iteration = last - iteration
+        # The body reads (iteration, condition, carried values). stacks[0] has the iterations, the others the carried values.
         operands = [_reshape_scalar(body.inputs[0], forward_iteration), _reshape_scalar(body.inputs[1], true)]
         operands += [emit("Gather", stack, forward_iteration) for stack in stacks[1:]]
+        # The body returns (condition, carried values, scan outputs). The gradients of the carried values come first in
+        # `gradients`, followed by sums of the gradients of captured values.
         output_gradients: list[Tensor | None] = [None] * len(body.outputs)
         for index, gradient in zip(indices, gradients, strict=False):
             output_gradients[1 + index] = gradient
@@ -230,6 +233,7 @@ def scan(ctx: RuleContext) -> Gradients:
         output_gradients: list[Tensor | None] = [None] * len(body.outputs)
         for index, gradient in zip(state_indices, state_gradients, strict=True):
             output_gradients[index] = gradient
+        # Each step scans the inputs of the forward body (states, then scanned inputs), and the gradients of the scan outputs.
         forward_inputs, scanned_gradients = elements[: len(body.inputs)], elements[len(body.inputs) :]
         for (index, _), gradient in zip(scan_gradients, scanned_gradients, strict=True):
             output_gradients[state_count + index] = gradient

@@ -96,13 +96,14 @@ def _has_static_extents(x: Tensor, g: Tensor, axes: int) -> bool:
 def _convolve_exchanged(x: Tensor, g: Tensor, window: Window, group: int) -> Tensor:
     """Compute the gradient of weights (M, C / group, ...) by a convolution of `x` with `g`.
 
-    Batch and channels of both are exchanged, and so are strides and dilations.
+    Batch and channels of both are exchanged, and so are strides and dilations: images (C / group, group * N, ...) and kernels
+    (M, N, ...) have the result (C / group, M, ...), which is transposed.
     """
     spatial = range(2, 2 + len(window.kernel))
     exchanged = [1, 0, *spatial]
     images = transpose(x, exchanged)
     if group != 1:
-        # Reshape (N, group * C', ...) to C' images with group * N channels.
+        # From (N, group * C', ...) to (N, group, C', ...), (C', group, N, ...) and (C', group * N, ...).
         batch, channels, *extents = (get_extent(x, axis) for axis in range(2 + len(window.kernel)))
         is_static = isinstance(channels, np.ndarray)
         group_channels = channels // group if is_static else emit("Div", channels, make_vector(group))
@@ -225,6 +226,7 @@ def _read_transposed_window(ctx: RuleContext, kernel: Sequence[int]) -> Window:
     if len(sizes) != len(kernel):
         ctx.refuse("its padding follows from its extents, which are not known; bind the symbolic ones first")
     full_extents = [(size - 1) * stride + span for size, stride, span in zip(sizes, window.strides, window.spans, strict=True)]
+    # Trims are negative where they crop the full result, and include output_padding. A window's padding crops if positive.
     trims = compute_padding_trims(ctx.node, window, full_extents, sizes)
     extra = ctx.attr("output_padding") or (0,) * len(sizes)
     ends = (padding - trim for padding, trim in zip(extra, trims[len(sizes) :], strict=True))

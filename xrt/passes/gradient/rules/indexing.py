@@ -202,8 +202,9 @@ def gather(ctx: RuleContext) -> Gradients:
     if gradient is not None:
         return (gradient,)
     index_axes = range(axis, axis + index_rank)
+    # From the axes (*before, *indices, *after) to (*indices, *before, *after).
     rows = transpose(ctx.g, [*index_axes, *range(axis), *range(axis + index_rank, index_rank + rank - 1)])
-    order = [axis, *(other for other in range(rank) if other != axis)]
+    order = [axis, *(other for other in range(rank) if other != axis)]  # the input axes in the order of `base`
     shape = get_shape(ctx.x)
     moved = shape[order] if isinstance(shape, np.ndarray) else emit("Gather", shape, np.asarray(order, np.int64))
     base = make_zeros(moved, ctx.x.dtype)

@@ -58,11 +58,12 @@ def _split_directions(ctx: RuleContext) -> Gradients:
     is_batch_first = ctx.attr("layout", 0) == 1
     directions = ("forward", "reverse") if direction == "bidirectional" else (direction,)
 
-    def swap_batch_and_time(x: Tensor) -> Tensor:
+    def swap_if_batch_first(x: Tensor) -> Tensor:
+        """Swap the first axes of a batch-first sequence (batch, time, features), or states (batch, directions, hidden)."""
         return transpose(x, [1, 0, 2]) if is_batch_first else x
 
     # For each input of the node, the input of each layer.
-    layer_inputs: list[Sequence[Tensor | None]] = [[swap_batch_and_time(ctx.x)] * len(directions)]
+    layer_inputs: list[Sequence[Tensor | None]] = [[swap_if_batch_first(ctx.x)] * len(directions)]
     for index in range(1, len(ctx.node.inputs)):
         x = ctx.optional(index)
         if x is None or index == _LENGTHS:
@@ -70,7 +71,7 @@ def _split_directions(ctx: RuleContext) -> Gradients:
             continue
         # Initial states are (batch, directions, hidden) if the batch is first.
         if _STATES <= index < _PEEPHOLES:
-            x = swap_batch_and_time(x)
+            x = swap_if_batch_first(x)
         layer_inputs.append(split(x, make_vector(*[1] * len(directions)), 0, len(directions)))
     shared_attributes = {a.name: a.value for a in ctx.node.attributes if a.name not in ("layout", "direction", "activations")}
     activations = ctx.attr("activations")
@@ -89,8 +90,8 @@ def _split_directions(ctx: RuleContext) -> Gradients:
         joined.append(parts[0] if len(parts) == 1 else emit("Concat", *parts, axis=axis))
     sequence, *last_states = joined
     if is_batch_first:
-        sequence = transpose(sequence, [2, 0, 1, 3])
-    return sequence, *map(swap_batch_and_time, last_states)
+        sequence = transpose(sequence, [2, 0, 1, 3])  # to (batch, time, directions, hidden)
+    return sequence, *map(swap_if_batch_first, last_states)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
