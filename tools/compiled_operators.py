@@ -26,8 +26,6 @@ from torch.utils import _pytree as pytree
 
 MAX_SAMPLES = 40
 """Number of samples to generate for an operator, of which the last are run: some operators have thousands."""
-MAX_SAMPLES = 40
-"""Number of samples to generate for an operator, of which the last are run: some operators have thousands."""
 MODES = {
     "values": torch.float32,
     "grad": torch.float32,
@@ -38,7 +36,6 @@ MODES = {
     "int64": torch.int64,
     "bool": torch.bool,
 }
-"""Mode to element type. ``grad`` also compares gradients, ``dynamic`` compiles with dynamic shapes."""
 """Mode to element type. ``grad`` also compares gradients, ``dynamic`` compiles with dynamic shapes."""
 
 

@@ -147,8 +147,8 @@ def compute_padding_trims(node: Node, window: Window, full_extents: Sequence[int
         shape = [n * s for n, s in zip(inputs, window.strides, strict=True)]
     begins, ends = list(window.begins), list(window.ends)
     if shape is not None:
-        for i, extent in enumerate(shape):
-            excess = full_extents[i] + extra[i] - extent
+        for i, (full, more, extent) in enumerate(zip(full_extents, extra, shape, strict=True)):
+            excess = full + more - extent
             half = excess // 2
             # ONNX crops the odd element at the end for SAME_UPPER, at the begin otherwise.
             begins[i] = half if window.auto_pad == "SAME_UPPER" else excess - half

@@ -55,8 +55,8 @@ class Operands:
         values = {name: value for name in attributes if (value := self.attr(name)) is not None} | extra
         # `op` may not support the element type, which does not matter to the shape.
         floats = {name: TensorType(DType.FLOAT32, t.shape) for name, t in zip(names, types, strict=True) if t is not None}
-        node = Node(op, tuple(names), ("o",), read_attributes(values))
         try:
+            node = Node(op, tuple(names), ("o",), read_attributes(values))
             (type_,) = infer_node_types(node, floats, {}, {"": self.opset})
         except ModelError:
             return None  # contradictory inputs are reported by the engine that runs the node

@@ -185,7 +185,7 @@ class Repository:
     def list_versions(self, name: str) -> list[str]:
         """List the served versions of a model in ascending order: first versions that are not numbers, then numbers by value."""
         versions = [entry.version for entry in self._list_entries(name) if entry.served is not None]
-        numbers = sorted((version for version in versions if version.isdecimal()), key=int)
+        numbers = sorted((version for version in versions if version.isdecimal()), key=lambda version: (int(version), version))
         return sorted(version for version in versions if not version.isdecimal()) + numbers
 
     def list_names(self) -> dict[str, list[str]]:

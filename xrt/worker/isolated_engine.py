@@ -230,12 +230,13 @@ class RemoteExecutable(Executable):
             return self._worker.ask({**message, "number": self._number}, buffer)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        caller_buffers = options.host_buffers or ()  # before the run, because it refuses a stream
         buffer = SharedBuffer()
         with _convert_failure(RunFailed):  # the program adds the region's name
             response, memory = self._ask({"do": "run", "inputs": put_values(buffer, inputs)}, buffer)
         results = read_values(memory, response["outputs"])
         # The worker cannot write to the caller's buffers.
-        for index, out in enumerate(options.host_buffers or ()):
+        for index, out in enumerate(caller_buffers):
             if out is not None and index < len(results) and isinstance(results[index], np.ndarray):
                 results[index] = fill(out, results[index])
         return results

@@ -47,7 +47,7 @@ class CorpusEntry:
 
     def make_inputs(self) -> list[Any]:
         """Copy the inputs into writable arrays with the same strides, as a caller would pass them."""
-        return copy.deepcopy(list(self.inputs))
+        return [copy.deepcopy(value) for value in self.inputs]
 
     def judge(self, results: Sequence[Any]) -> Comparison:
         """Compare results with the expected outputs, within the tolerance of a single operator."""
