@@ -159,7 +159,7 @@ async def test_a_cancelled_call_is_logged_as_such(monkeypatch: pytest.MonkeyPatc
         begun.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(application, "load", load)
+    monkeypatch.setattr(application.models, "load", load)
     with caplog.at_level("INFO", ACCESS_LOGGER):
         async with serving(application) as port:
             loading = asyncio.ensure_future(call(port, "RepositoryModelLoad", model_name="double"))
