@@ -118,7 +118,7 @@ class Executable(abc.ABC):
     def memory(self) -> Sequence[MemoryUse] | None:
         """List the memory that the executable uses in addition to the constants of the Function; None, the default, if unknown.
 
-        XRT calls this after `prepare`, and counts the constants.
+        XRT calls this after `prepare`, and adds the size of the constants, which the engine need not report.
         """
         return None
 

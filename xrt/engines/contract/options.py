@@ -84,6 +84,7 @@ def _why_not_number(declared: Field[Any], value: Any) -> str:
 
 
 def _why_not_literal(options: Any, name: str, value: Any) -> str:
+    """Describe the allowed values of a `Literal` and the invalid value, or return an empty string, also for other types."""
     # Imported here, because spec imports this module through graph_compiler.
     from xrt.engines.contract.spec import field_types
 
@@ -97,7 +98,7 @@ def _why_not_literal(options: Any, name: str, value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionOptions:
-    """Options of a compile, which are part of the cache key. `GraphCompiler.unsupported_options` declines values."""
+    """Options of a compile, which are part of the cache key. An engine declines values in `unsupported_options`."""
 
     precision: Precision = option("fp32", accepts="Precision | str | Sequence[str]")
     """Precision of the arithmetic: fp32, fp16, bf16 or int8; with ``max_error`` several: bf16,int8,Softmax=fp32. With ``fp32``

@@ -319,7 +319,7 @@ def _normalize(name: str) -> str:
 
 
 def find_entry(name: str) -> EntryPoint:
-    """Find the entry point of an engine. Raises UnknownEngine, or EngineError if two distributions register the name."""
+    """Find the entry point that registers an engine. Raises UnknownEngine if there is none, EngineError if there are several."""
     claims = _list_claims(name)
     if len(claims) > 1:
         claimants = " and ".join(f"{_format_distribution(e)} ({e.value})" for e in claims)

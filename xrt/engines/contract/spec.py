@@ -42,7 +42,7 @@ def split(text: str, separator: str = ",", limit: int | None = None) -> list[str
     ['a=1', 'b=(2, 3)', "c='x, y'"]
     """
     parts: list[str] = []
-    start = position = 0
+    start = position = 0  # of the current part, and of the next token
     open_brackets = ""
     while position < len(text):
         token = _TOKEN.match(text, position)
@@ -222,6 +222,7 @@ def write_value(value: Any, hint: Any) -> str:
 
 
 def _format_value(value: Any, quoted: bool) -> str:
+    """Format a value as spec text. With ``quoted`` all texts are quoted, else only where the syntax needs quotes."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     if isinstance(value, str | Path):

@@ -30,17 +30,18 @@ def if_(node: Node, ctx: KernelContext) -> Run:
 def loop(node: Node, ctx: KernelContext) -> Run:
     """Run the body while its condition holds, at most M times. The outputs are the carried values, then the scan outputs."""
     xp, body = ctx.xp, ctx.compile_body("body")
-    # The first two inputs are M and the condition.
+    # Inputs: M, the condition, carried values. Outputs of the body: the condition, carried values, elements of the scan outputs.
     carried_count = max(0, len(node.inputs) - 2)
 
-    def run(max_trips: Array | None = None, condition: Array | None = None, *values: Any) -> tuple[Any, ...]:
-        carried, captured = list(values[:carried_count]), values[carried_count:]
+    def run(max_trips: Array | None = None, condition: Array | None = None, *operands: Any) -> tuple[Any, ...]:
+        carried, captured = list(operands[:carried_count]), operands[carried_count:]
         scan_values: list[list[Any]] = [[] for _ in body.function.outputs[1 + carried_count :]]
         proceed = True if condition is None else bool(condition.reshape(()))
         trips = count() if max_trips is None else range(int(max_trips.reshape(())))
         for trip in trips:
             if not proceed:
                 break
+            # The body reads the number of the iteration, the condition and the carried values.
             flag, *results = body([xp.asarray(trip, dtype=np.int64), xp.asarray(True), *carried], captured)
             proceed, carried = bool(flag.reshape(())), results[:carried_count]
             for iteration_values, value in zip(scan_values, results[carried_count:], strict=True):
@@ -78,19 +79,20 @@ def _scan_first_axis(
         states = results[:n_states]
         for iteration_values, value in zip(scan_values, results[n_states:], strict=True):
             iteration_values.append(value)
-    iteration_inputs = [*states, *(xp.empty(x.shape[1:]) for x in scanned)]
+    iteration_inputs = [*states, *(xp.empty(x.shape[1:]) for x in scanned)]  # only their shapes are read
     stacks = (_stack_outputs(xp, v, body, n_states + i, iteration_inputs, captured) for i, v in enumerate(scan_values))
     return [*states, *stacks]
 
 
 @ops("Scan", since=9)
 def scan(node: Node, ctx: KernelContext) -> Run:
+    """Scan along an axis of some inputs. The inputs are states, scanned inputs, captures; the outputs last states, stacks."""
     xp, body, n_scanned = ctx.xp, ctx.compile_body("body"), node.attr("num_scan_inputs")
     n_states = len(node.inputs) - n_scanned
     n_stacks = len(body.function.outputs) - n_states
+    # Each scanned input and each stack has a time axis, and a direction, of which 1 is backwards.
     in_axes = node.attr("scan_input_axes") or (0,) * n_scanned
     out_axes = node.attr("scan_output_axes") or (0,) * n_stacks
-    # A direction of 1 is backwards.
     in_directions = node.attr("scan_input_directions") or (0,) * n_scanned
     out_directions = node.attr("scan_output_directions") or (0,) * n_stacks
 
@@ -115,7 +117,7 @@ def scan(node: Node, ctx: KernelContext) -> Run:
 def scan_batched(node: Node, ctx: KernelContext) -> Run:
     """Version 8 scans each entry of a batch (the first axis) up to its length, and pads its results with zeros."""
     xp, body, n_scanned = ctx.xp, ctx.compile_body("body"), node.attr("num_scan_inputs")
-    # The first input has the lengths.
+    # The inputs are the lengths, states (batch, ...), scanned inputs (batch, time, ...).
     n_states = len(node.inputs) - 1 - n_scanned
     n_stacks = len(body.function.outputs) - n_states
     backwards = node.attr("directions") or (0,) * n_scanned
@@ -139,7 +141,7 @@ def scan_batched(node: Node, ctx: KernelContext) -> Run:
             scan_entry([xp.asarray(s)[i] for s in states], [x[i] for x in scanned], length, captured)
             for i, length in enumerate(length_list)
         ]
-        return tuple(xp.stack(values) for values in zip(*entries, strict=True))
+        return tuple(xp.stack(results) for results in zip(*entries, strict=True))
 
     return run
 
@@ -206,11 +208,11 @@ def split_to_sequence(node: Node, ctx: KernelContext) -> Run:
         extent = x.shape[axis]
         if split is None:
             parts = list(split_axis(x, [1] * extent, axis))
-            return parts if keep else [xp.squeeze(part, axis=axis) for part in parts]
+            return parts if keep else [xp.squeeze(part, axis=axis) for part in parts]  # ONNX ignores `keepdims` otherwise
         if split.ndim:
             return list(split_axis(x, split.tolist(), axis))
-        ends = [*range(0, extent, int(split)), extent]
-        return list(split_axis(x, [end - start for start, end in pairwise(ends)], axis))
+        limits = [*range(0, extent, int(split)), extent]
+        return list(split_axis(x, [end - start for start, end in pairwise(limits)], axis))
 
     return run
 
@@ -226,7 +228,7 @@ def sequence_map(node: Node, ctx: KernelContext) -> Run:
         def call_body(index: int) -> list[Any]:
             return body([x[index] if isinstance(x, list) else x for x in inputs], captured)
 
-        results = [call_body(index) for index in range(len(inputs[0]))]
+        results = [call_body(index) for index in range(len(inputs[0]))]  # the first input is a sequence
         return tuple([outputs[i] for outputs in results] for i in range(ctx.n_outputs))
 
     return run

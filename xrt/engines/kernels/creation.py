@@ -60,7 +60,7 @@ def short_time_fourier(node: Node, ctx: NodeContext) -> Run:
     xp, onesided = ctx.xp, bool(node.attr("onesided", 1))
 
     def run(signal: Array, step: Array, window: Array | None = None, length: Array | None = None) -> Array:
-        parts = signal[..., None] if signal.ndim == 2 else signal
+        parts = signal[..., None] if signal.ndim == 2 else signal  # (batch, length, real and imaginary part)
         is_complex = parts.shape[-1] == 2
         if parts.ndim != 3 or parts.shape[-1] not in (1, 2):
             raise ValueError(
@@ -68,6 +68,7 @@ def short_time_fourier(node: Node, ctx: NodeContext) -> Run:
             )
         if onesided and is_complex:
             raise ValueError(f"the signal {list(signal.shape)} is complex; its transform has two sides, so set onesided=0")
+        # The transform has `size` elements. It pads a shorter window with zeros, and crops a longer one.
         window_length = parts.shape[1] if window is None else len(window)
         size = window_length if length is None else int(length.reshape(()))
         width = size if window is None else window_length

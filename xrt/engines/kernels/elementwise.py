@@ -189,6 +189,7 @@ def register_binary(
 
     def register(factory: Factory) -> Factory:
         table(*op_types, since=LAST_LEGACY_VERSION + 1, mutable=mutable, priority=priority)(factory)
+        # Not `mutable`: the function that aligns B has no parameter ``out``, so the result never overwrites an input.
         table(*op_types, until=LAST_LEGACY_VERSION, priority=priority)(support_legacy_broadcast(factory))
         return factory
 
@@ -368,7 +369,7 @@ def adam(node: Node, ctx: NodeContext) -> Run:
         rate = rate * sqrt(1 - beta**t) / (1 - alpha**t) if t > 0 else rate
         # Four groups of n tensors: parameters, gradients, averages, and averages of squares.
         n = len(tensors) // 4
-        updates = [update(rate, *tensors[i::n]) for i in range(n)]
+        updates = [update(rate, *tensors[i::n]) for i in range(n)]  # `i::n` is tensor i of each group
         parameters, means, squares = zip(*updates, strict=True)
         return *parameters, *means, *squares
 
@@ -383,16 +384,16 @@ def rotary_embedding(node: Node, ctx: NodeContext) -> Run:
 
     def run(x: Array, cos: Array, sin: Array, positions: Array | None = None) -> Array:
         if positions is not None:
-            cos, sin = cos[positions], sin[positions]
+            cos, sin = cos[positions], sin[positions]  # rows of a table with one row per position
         cos, sin = cos[:, :, None], sin[:, :, None]  # (batch, sequence, 1, width / 2)
         # (batch, sequence, heads, features)
         features = xp.transpose(x, (0, 2, 1, 3)) if x.ndim == 4 else x.reshape(*x.shape[:2], heads, -1)
         count = width or features.shape[-1]  # 0 means all features
         # The copy contains the features that are not rotated.
         y = xp.copy(features)
-        if interleaved:
+        if interleaved:  # a pair is two neighbors
             first_slice, second_slice = slice(0, count, 2), slice(1, count, 2)
-        else:
+        else:  # a pair is an element of the first half and one of the second half
             first_slice, second_slice = slice(count // 2), slice(count // 2, count)
         first, second = features[..., first_slice], features[..., second_slice]
         y[..., first_slice] = cos * first - sin * second

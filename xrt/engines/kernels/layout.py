@@ -31,7 +31,7 @@ def _reshape(x: Array, target: Sequence[int], allow_zero: bool) -> Array:
     extents = list(target) if allow_zero else [x.shape[i] if n == 0 else n for i, n in enumerate(target)]
     if -1 in extents and not prod(x.shape):  # array libraries cannot infer the extent for -1 if the array is empty
         known_extents = prod(n for n in extents if n != -1)
-        extents[extents.index(-1)] = 0 if known_extents else 1
+        extents[extents.index(-1)] = 0 if known_extents else 1  # any number fits if another extent is 0
     return x.reshape(tuple(extents))
 
 
@@ -160,7 +160,7 @@ def _slice_axis(xp: Any, x: Array, axis: int, start: int, end: int, step: int) -
     # PyTorch supports no negative steps, so slice forwards and flip. ONNX clamps the start to the axis, and the end to -1.
     first = min(max(start + extent if start < 0 else start, 0), extent - 1)
     last = max(end + extent if end < 0 else end, -1)
-    flipped = xp.flip(x[(*lead, slice(last + 1, first + 1))], axis)
+    flipped = xp.flip(x[(*lead, slice(last + 1, first + 1))], axis)  # from `first` down to `last + 1`
     return flipped[(*lead, slice(None, None, -step))]
 
 
@@ -205,7 +205,7 @@ def trilu(node: Node, ctx: NodeContext) -> Run:
 @eager("Pad", host=(1, 2, 3))
 def pad(node: Node, ctx: NodeContext) -> Run:
     xp, mode = ctx.xp, node.attr("mode", "constant")
-    fixed_pads, number = node.attr("pads", node.attr("paddings")), node.attr("value", 0)
+    fixed_pads, number = node.attr("pads", node.attr("paddings")), node.attr("value", 0)  # attributes before version 11
 
     def run(x: Array, pads: Array | None = None, value: Array | None = None, axes: Array | None = None) -> Array:
         default = "" if xp.dtype_kind(x) == "O" else number  # the kind of strings is O
@@ -324,12 +324,12 @@ def unique(node: Node, ctx: NodeContext) -> Run:
     xp, axis, in_order = ctx.xp, node.attr("axis"), bool(node.attr("sorted", 1))
 
     def run(x: Array) -> tuple[Array, ...]:
-        _, first, inverse, counts = xp.unique(x, True, True, True, axis=axis)
+        _, first, inverse, counts = xp.unique(x, True, True, True, axis=axis)  # True: return first indices, inverse, counts
         # Versions of NumPy return it in different shapes.
         inverse = inverse.reshape(-1)
         if not in_order:
-            order = xp.argsort(first)
-            inverse_order = xp.argsort(order)
+            order = xp.argsort(first)  # of the first occurrences
+            inverse_order = xp.argsort(order)  # the new index of each element that `unique` has sorted
             first, counts, inverse = first[order], counts[order], inverse_order[inverse]
         y = x.reshape(-1)[first] if axis is None else xp.take(x, first, axis=axis)
         return y, *(xp.astype(v, np.int64) for v in (first, inverse, counts))

@@ -100,7 +100,7 @@ def feature_vectorizer(node: Node, ctx: NodeContext) -> Run:
     """Concatenate the columns of the inputs as float32. Each input is cropped or padded with zeros to its ``inputdimensions``."""
 
     def run(*values: Array) -> Array:
-        inputs = [x.reshape(len(x), -1) for x in values]
+        inputs = [x.reshape(len(x), -1) for x in values]  # a vector is one column
         widths = node.attr("inputdimensions") or [x.shape[1] for x in inputs]
         parts = []
         for x, width in zip(inputs, widths, strict=True):
@@ -202,6 +202,7 @@ _CASTS: Mapping[str, tuple[Any, Any, Any]] = {
 
 @ops("CategoryMapper", domain=ML)
 def category_mapper(node: Node, ctx: NodeContext) -> Run:
+    """Map strings to integers, or integers to strings, by two parallel lists. An element in no list becomes the default."""
     integers, strings = node.attr("cats_int64s", ()), node.attr("cats_strings", ())
     to_integer = dict(zip(strings, integers, strict=True))
     to_string = dict(zip(integers, strings, strict=True))
@@ -248,7 +249,7 @@ def linear_classifier(node: Node, ctx: NodeContext) -> Run:
             first_scores = 1 - scores if node.attr("post_transform", "NONE") == "NONE" else -scores
             row_labels = [labels[int(positive)] for positive in is_positive]
             return _make_label_array(row_labels, labels), _post_process(np.hstack([first_scores, scores]), node)
-        positive_label = labels[0] if labels else 1
+        positive_label = labels[0] if labels else 1  # a single label is that of the second class
         negative_label = "" if isinstance(positive_label, str) else 0
         row_labels = [positive_label if positive else negative_label for positive in is_positive]
         return _make_label_array(row_labels, labels), _post_process(scores, node)
@@ -304,7 +305,8 @@ def _compute_pair_decisions(similarity: Array, coefficients: Array, counts: Sequ
     """Compute a number for each pair of classes that is positive if the first class is more likely.
 
     ``similarity`` is [rows, vectors], ``counts`` are the numbers of support vectors of the classes, ``rho`` has an offset for
-    each pair, and the coefficients [classes - 1, vectors] have libsvm's layout.
+    each pair. The coefficients [classes - 1, vectors] have libsvm's layout: the row of a vector of class i for the pair with
+    class j is j - 1 if j > i, else j.
     """
     vectors = [slice(end - count, end) for end, count in zip(np.cumsum(counts), counts, strict=True)]
     decisions = []
@@ -333,14 +335,15 @@ def svm_classifier(node: Node, ctx: NodeContext) -> Run:
     labels, counts = _read_labels(node), node.attr("vectors_per_class", ())
     classes = max(len(labels), 1)
     kernel_function, vectors = _make_kernel_function(node), _read_vectors(node, sum(counts))
-    coefficients_shape = (-1, sum(counts)) if counts else (classes, -1)
+    coefficients_shape = (-1, sum(counts)) if counts else (classes, -1)  # a linear model has (classes, features)
     coefficients = np.array(node.attr("coefficients"), np.float64).reshape(coefficients_shape)
-    rho, a, b = (np.array(node.attr(name, ()), np.float64) for name in ("rho", "prob_a", "prob_b"))
+    rho, a, b = (np.array(node.attr(name, ()), np.float64) for name in ("rho", "prob_a", "prob_b"))  # one per pair of classes
     has_one_decision = len(rho) == 1
     has_probabilities = bool(counts) and len(a) > 0
     scores_are_probabilities = bool((coefficients >= 0).all()) and not has_probabilities
 
     def choose_label(weights: Array) -> Any:
+        """Choose the label of a row by its weights per class: votes, or without support vectors the linear scores."""
         best = int(weights.argmax())
         # If all coefficients are positive, ONNX Runtime treats a single score as the probability of the second class.
         if has_one_decision and len(labels) == 2 and scores_are_probabilities:
@@ -355,12 +358,13 @@ def svm_classifier(node: Node, ctx: NodeContext) -> Run:
             decisions = _compute_pair_decisions(kernel_function(features, vectors), coefficients, counts, rho)
             weights = _count_votes(decisions, len(counts))
         else:
-            decisions = weights = features @ coefficients.T + rho[0]
+            decisions = features @ coefficients.T + rho[0]
+            weights = decisions
         scores = decisions
         if has_probabilities:
             scores = np.stack([_couple_probabilities(row, a, b, classes) for row in decisions])
         if scores.shape[1] == 1 and len(labels) == 2 and has_one_decision and node.attr("post_transform") != "PROBIT":
-            scores = np.hstack([-scores, scores])
+            scores = np.hstack([-scores, scores])  # of the first and the second class
         return _make_label_array([choose_label(row) for row in weights], labels), _post_process(scores, node)
 
     return run
@@ -441,7 +445,7 @@ class TreeEnsemble:
         ``combine`` is SUM, AVERAGE, MIN or MAX. The last two ignore leaves that have no weight for a column.
         """
         leaves = [self._find_leaves(x, root) for root in self.roots]
-        values = np.stack([self.weights[leaf] for leaf in leaves])
+        values = np.stack([self.weights[leaf] for leaf in leaves])  # [trees, rows, columns]
         if combine in ("SUM", "AVERAGE"):
             divisor = len(leaves) if combine == "AVERAGE" else 1
             return values.sum(axis=0) / divisor
@@ -472,7 +476,7 @@ class TreeEnsemble:
 
 
 def _read_floats(node: Node, name: str) -> Array:
-    """Read the numbers of an attribute. Version 3 may store them as a float64 tensor in the attribute ``{name}_as_tensor``."""
+    """Read the numbers of an attribute. Since ai.onnx.ml 3 a float64 tensor in ``{name}_as_tensor`` may replace it."""
     as_tensor = node.attr(f"{name}_as_tensor")
     return np.asarray(node.attr(name, ()) if as_tensor is None else as_tensor, np.float64)
 
@@ -508,8 +512,8 @@ def tree_ensemble_classifier(node: Node, ctx: NodeContext) -> Run:
     def run(x: Array) -> tuple[Array, Array]:
         scores = trees.sum_leaves(_convert_features(node, x))
         if is_binary:
-            second_base = base.reshape(-1)[-1] if base.size else 0.0
-            score = scores[:, list(ids)] + second_base
+            second_base = base.reshape(-1)[-1] if base.size else 0.0  # the last base value is that of the second class
+            score = scores[:, list(ids)] + second_base  # [rows, 1], because there is one id
             scores = np.hstack([1 - score if is_probability else -score, score])
         elif base.size:
             scores = scores + base

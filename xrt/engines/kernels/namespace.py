@@ -230,6 +230,6 @@ def _compute_erf(xp: Any, x: Array) -> Array:
     near = small * _evaluate_polynomial(ratio, small * small)
     large = xp.clip(z, 1.0, ERF_SATURATION)
     far = 1.0 - xp.exp(-large * large) * _evaluate_polynomial(scaled_complement, 1.0 / (large + 2.0))
-    # From ERF_SATURATION on the minimum is 1. NaN stays NaN.
+    # From ERF_SATURATION on the result is 1. It is computed as `minimum(z, 1)`, which keeps NaN.
     magnitude = xp.where(z < 1.0, near, xp.where(z < ERF_SATURATION, far, xp.minimum(z, 1.0)))
     return xp.copysign(magnitude, x)

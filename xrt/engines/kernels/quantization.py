@@ -17,7 +17,7 @@ SATURABLE = frozenset({DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M
 
 @ops("Cast")
 def cast(node: Node, ctx: NodeContext) -> Run:
-    to = node.attr("to")
+    to = node.attr("to")  # a name before version 6
     dtype = DType.parse(_LEGACY_NAMES.get(to, to.lower())) if isinstance(to, str) else DType.from_onnx(to)
     saturate, round_mode = bool(node.attr("saturate", 1)), node.attr("round_mode", "up")
     return lambda x: ctx.xp.convert(x, dtype, saturate, round_mode)
@@ -55,7 +55,7 @@ def quantize_linear(node: Node, ctx: NodeContext) -> Run:
     xp, axis, block = ctx.xp, node.attr("axis", 1), node.attr("block_size", 0)
     saturate, precision = bool(node.attr("saturate", 1)), ctx.get_dtype_attribute("precision")
     output_dtype = ctx.get_dtype_attribute("output_dtype") or DType.UINT8
-    zero_dtype = ctx.input_dtype(2)
+    zero_dtype = ctx.input_dtype(2)  # input 2 is the zero point
 
     def run(x: Array, scale: Array, zero: Array | None = None) -> Array:
         # A library may represent a narrow type by a wider one, so the declared type takes precedence over the array's.
@@ -92,7 +92,7 @@ def dynamic_quantize_linear(node: Node, ctx: NodeContext) -> Run:
         # The range of a tensor of zeros is empty. Every nonzero scale represents it, so use that of range 1.
         scale = xp.asarray(xp.where(high != low, high - low, 1) / 255, dtype=np.float32)
         zero = xp.astype(xp.rint(xp.clip(-low / scale, 0, 255)), np.uint8)
-        return _quantize(xp, x / scale, zero, DType.UINT8, True), scale, zero
+        return _quantize(xp, x / scale, zero, DType.UINT8, saturate=True), scale, zero
 
     return run
 
@@ -132,7 +132,7 @@ def conv_integer(node: Node, ctx: NodeContext) -> Run:
 
 @ops("QLinearMatMul")
 def qlinear_matmul(node: Node, ctx: NodeContext) -> Run:
-    xp, matmul, declared = ctx.xp, ctx.xp.matmul, ctx.input_dtype(7)
+    xp, matmul, declared = ctx.xp, ctx.xp.matmul, ctx.input_dtype(7)  # input 7 is `y_zero`
 
     def run(
         a: Array, a_scale: Array, a_zero: Array, b: Array, b_scale: Array, b_zero: Array, y_scale: Array, y_zero: Array
@@ -141,14 +141,15 @@ def qlinear_matmul(node: Node, ctx: NodeContext) -> Run:
         exact = matmul(_subtract_zero_point(xp, a, a_zero, -2), _subtract_zero_point(xp, b, b_zero, -1))
         factor = align_to_axis(a_scale, -2, a.ndim) * align_to_axis(b_scale, -1, b.ndim) / align_to_axis(y_scale, -2, a.ndim)
         ratio = _wrap_to_int32(xp, exact) * xp.astype(factor, np.float64)
-        return _quantize(xp, ratio, align_to_axis(y_zero, -2, a.ndim), declared or DType.from_array(y_zero), True)
+        return _quantize(xp, ratio, align_to_axis(y_zero, -2, a.ndim), declared or DType.from_array(y_zero), saturate=True)
 
     return run
 
 
 @ops("QLinearConv")
 def qlinear_conv(node: Node, ctx: NodeContext) -> Run:
-    xp, convolve, group, declared = ctx.xp, ctx.xp.convolve, node.attr("group", 1), ctx.input_dtype(7)
+    xp, convolve, group = ctx.xp, ctx.xp.convolve, node.attr("group", 1)
+    declared = ctx.input_dtype(7)  # input 7 is `y_zero`
 
     def run(
         x: Array,
@@ -161,12 +162,12 @@ def qlinear_conv(node: Node, ctx: NodeContext) -> Run:
         y_zero: Array,
         bias: Array | None = None,
     ) -> Array:
-        wide_x = _subtract_zero_point(xp, x, x_zero, 1)
-        wide_w = _subtract_zero_point(xp, w, w_zero, 0)
+        wide_x = _subtract_zero_point(xp, x, x_zero, axis=1)
+        wide_w = _subtract_zero_point(xp, w, w_zero, axis=0)
         exact = convolve(wide_x, wide_w, make_window(node, w.shape[2:]), group)
         if bias is not None:
             exact = exact + align_to_axis(bias, 1, x.ndim)
         factor = xp.astype(x_scale.reshape(()) * align_to_axis(w_scale, 1, x.ndim) / y_scale.reshape(()), np.float64)
-        return _quantize(xp, exact * factor, y_zero.reshape(()), declared or DType.from_array(y_zero), True)
+        return _quantize(xp, exact * factor, y_zero.reshape(()), declared or DType.from_array(y_zero), saturate=True)
 
     return run

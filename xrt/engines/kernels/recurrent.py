@@ -41,7 +41,7 @@ def _read_activations(node: Node, xp: Any, default: tuple[str, ...], directions:
             values.append(listed.pop(0) if listed else value)
         return lambda x: compute(xp, x, *values)
 
-    functions = [make_activation(name) for name in names]
+    functions = [make_activation(name) for name in names]  # in order: each function consumes its parameters
     per_direction = len(default)
     return [functions[i * per_direction : (i + 1) * per_direction] for i in range(directions)]
 
@@ -71,10 +71,10 @@ class _Layer:
         """Compute Y and the last states. ``optional`` has the initial states, then the peepholes; None if absent."""
         xp, dtype, hidden = self.xp, x.dtype, r.shape[-1]
         initial = [*optional, *[None] * self.n_states][: self.n_states]  # None for those that are absent at the end
-        x = widen(xp, xp.swapaxes(x, 0, 1) if self.batch_first else x)
+        x = widen(xp, xp.swapaxes(x, 0, 1) if self.batch_first else x)  # (time, batch, features)
         results = []
         for d, backwards in enumerate(self.backwards):
-            input_bias, state_bias = (0, 0) if bias is None else xp.split(widen(xp, bias[d]), 2)
+            input_bias, state_bias = (0, 0) if bias is None else xp.split(widen(xp, bias[d]), 2)  # W's, then R's
             gate_bias = input_bias + state_bias if self.adds_recurrent_bias else input_bias
             gates = xp.matmul(x, xp.transpose(widen(xp, w[d]))) + gate_bias
             states = tuple(self._read_state(s, d, x.shape[1], hidden, x.dtype) for s in initial)
@@ -83,10 +83,10 @@ class _Layer:
             peepholes = [None if p is None else widen(xp, p[d]) for p in optional[self.n_states :]]
             advance = self.make_advance(self.functions[d], xp.transpose(widen(xp, r[d])), state_bias, *peepholes)
             results.append(xp.scan_time(gates, states, lengths, backwards, advance))
-        y = xp.stack([history for history, _ in results], axis=1)
-        last = [xp.stack([states[i] for _, states in results]) for i in range(self.n_states)]
+        y = xp.stack([history for history, _ in results], axis=1)  # (time, directions, batch, hidden)
+        last = [xp.stack([states[i] for _, states in results]) for i in range(self.n_states)]  # (directions, batch, hidden)
         if self.batch_first:
-            y = xp.transpose(y, (2, 0, 1, 3))
+            y = xp.transpose(y, (2, 0, 1, 3))  # (batch, time, directions, hidden)
             last = [xp.swapaxes(s, 0, 1) for s in last]
         return tuple(xp.astype(value, dtype) for value in (y, *last))
 

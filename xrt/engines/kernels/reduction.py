@@ -104,7 +104,7 @@ def cumulative(node: Node, ctx: NodeContext) -> Run:
 
     def run(x: Array, axis: Array) -> Array:
         along = int(axis.reshape(())) % x.ndim
-        x = xp.flip(x, along) if reverse else x
+        x = xp.flip(x, along) if reverse else x  # the result is flipped back
         wide = np.float32 if x.dtype in xp.narrow else x.dtype
         total = xp.astype(accumulate(x, axis=along, dtype=wide), x.dtype)
         if exclusive and x.shape[along]:
@@ -186,7 +186,7 @@ def group_normalization(node: Node, ctx: NodeContext) -> Run:
     def run(x: Array, scale: Array, bias: Array) -> Array:
         parts = x.reshape(len(x), groups, -1)
         y = _standardize(xp, parts, (2,), epsilon)[0].reshape(x.shape)
-        # If there is one per group, repeat it for the channels of the group.
+        # Repeat the scale and bias of a group for its channels. Those of a channel are "repeated" once.
         repeats = x.shape[1] // len(scale)
         return y * _per_channel(xp.repeat(scale, repeats), x) + _per_channel(xp.repeat(bias, repeats), x)
 
@@ -291,7 +291,7 @@ def make_axis_factory(compute: Callable[[Any, Array, int], Array]) -> Factory:
 
 
 def make_flattening_factory(compute: Callable[[Any, Array, int], Array]) -> Factory:
-    """Make the factory of a kernel that flattens the axes from ``axis`` on to one, as Softmax does before version 13."""
+    """Make the factory of a kernel that merges ``axis`` and all later axes to one axis, as Softmax does before version 13."""
 
     def factory(node: Node, ctx: NodeContext) -> Run:
         axis = node.attr("axis", 1)

@@ -133,6 +133,7 @@ def make_axes(
     indices = range(len(shape)) if fixed_axes is None else [axis % len(shape) for axis in fixed_axes]
     extents = [shape[i] for i in indices]
     n = len(indices)
+    # The input `roi` has the starts of all axes, then the ends.
     starts, ends = (roi[:n], roi[n:]) if roi else ([0.0] * n, [1.0] * n)
     if sizes:
         scales = [size / extent for size, extent in zip(sizes, extents, strict=True)]
@@ -140,7 +141,7 @@ def make_axes(
         if policy != "stretch":
             # The same scale for all axes keeps the aspect ratio.
             common = min(scales) if policy == "not_larger" else max(scales)
-            scales, sizes = [common] * n, [int(extent * common + 0.5) for extent in extents]
+            scales, sizes = [common] * n, [int(extent * common + 0.5) for extent in extents]  # to nearest
     elif scales:
         parts = zip(extents, scales, starts, ends, strict=True)
         sizes = [floor(extent * (end - start) * scale) for extent, scale, start, end in parts]
@@ -152,13 +153,14 @@ def make_axes(
 def _resize_one_axis(xp: Any, x: Array, axis: Axis, sampling: Sampling) -> Array:
     """Resize a tensor along one axis. The computation is in the dtype of the tensor."""
     indices, weights = find_source_elements(xp.constants, axis, sampling)
-    along_axis = (-1, *(1,) * (x.ndim - 1 - axis.index))
-    columns = (xp.take(x, xp.asarray(indices[:, i]), axis=axis.index) for i in range(indices.shape[1]))
+    along_axis = (-1, *(1,) * (x.ndim - 1 - axis.index))  # the shape in which a vector broadcasts along the axis
+    # Each new element is a weighted sum. Term i has the i-th source element of every new element.
+    terms = (xp.take(x, xp.asarray(indices[:, i]), axis=axis.index) for i in range(indices.shape[1]))
     if sampling.mode == "nearest":
-        y = next(columns)
+        y = next(terms)
     else:
         factors = (xp.astype(xp.asarray(weights[:, i]), x.dtype).reshape(along_axis) for i in range(weights.shape[1]))
-        y = sum(column * factor for column, factor in zip(columns, factors, strict=True))
+        y = sum(term * factor for term, factor in zip(terms, factors, strict=True))
     if not sampling.extrapolates:
         return y
     positions = axis.compute_positions(xp.constants, sampling.coordinate_mode)
@@ -183,17 +185,17 @@ def _resize(xp: Any, x: Array, axes: Sequence[Axis], sampling: Sampling) -> Arra
 def resize(node: Node, ctx: NodeContext) -> Run:
     xp = ctx.xp
     sampling = Sampling(
-        node.attr("mode", "nearest"),
-        node.attr("nearest_mode", "round_prefer_floor"),
-        node.attr("coordinate_transformation_mode", "half_pixel"),
-        node.attr("cubic_coeff_a", -0.75),
-        bool(node.attr("antialias", 0)),
-        bool(node.attr("exclude_outside", 0)),
-        node.attr("extrapolation_value", 0.0),
+        mode=node.attr("mode", "nearest"),
+        nearest_mode=node.attr("nearest_mode", "round_prefer_floor"),
+        coordinate_mode=node.attr("coordinate_transformation_mode", "half_pixel"),
+        cubic_coefficient=node.attr("cubic_coeff_a", -0.75),
+        antialias=bool(node.attr("antialias", 0)),
+        exclude_outside=bool(node.attr("exclude_outside", 0)),
+        extrapolation_value=node.attr("extrapolation_value", 0.0),
     )
 
     def run(x: Array, roi: Array | None = None, scales: Array | None = None, sizes: Array | None = None) -> Array:
-        region = roi if sampling.extrapolates else None
+        region = roi if sampling.extrapolates else None  # the other coordinate modes ignore `roi`
         lists = ([] if values is None else values.tolist() for values in (region, scales, sizes))
         return _resize(xp, x, make_axes(node, x.shape, *lists), sampling)
 
@@ -314,15 +316,17 @@ def deform_conv(node: Node, ctx: NodeContext) -> Run:
     def run(x: Array, w: Array, offset: Array, bias: Array | None = None, mask: Array | None = None) -> Array:
         n, channels, *extents = x.shape
         kernel, positions = w.shape[2:], offset.shape[2:]
-        images = n * offset_group  # each group of channels has other offsets
+        images = n * offset_group  # each group of channels has other offsets, so sample it as a separate image
+        # For each axis the coordinates of the elements of all windows, (images, window elements, *positions).
         offsets = offset.reshape(images, prod(kernel), len(extents), *positions)
         window_coordinates = enumerate(_list_window_coordinates(xp, node, kernel, positions))
         coordinates = [elements + offsets[:, :, axis] for axis, elements in window_coordinates]
-        # The elements of the windows and the first axis of their positions are a single axis of the grid.
+        # `_sample_at` needs the last coordinate first, and as many position axes as the image has. Therefore the elements of the
+        # windows and the first axis of their positions are a single axis of the grid.
         grid = xp.stack(coordinates[::-1], axis=-1).reshape(images, prod(kernel) * positions[0], *positions[1:], len(extents))
         columns = _sample_at(xp, xp.astype(x, np.float64).reshape(images, channels // offset_group, *extents), grid, settings)
         columns = columns if mask is None else columns * mask.reshape(images, 1, *grid.shape[1:-1])
-        columns = columns.reshape(n, group, channels // group * prod(kernel), prod(positions))
+        columns = columns.reshape(n, group, channels // group * prod(kernel), prod(positions))  # matrices as in im2col
         weights = xp.astype(w, np.float64).reshape(group, len(w) // group, -1)
         out = xp.matmul(weights, columns).reshape(n, len(w), *positions)
         return xp.astype(add_bias(out, bias), x.dtype)
@@ -403,7 +407,7 @@ def roi_align(node: Node, ctx: NodeContext) -> Run:
 
 @eager("MaxRoiPool", host=(1,))
 def max_roi_pool(node: Node, ctx: NodeContext) -> Run:
-    """The corners of a box are rounded to elements, and are part of it. The maximum of an empty bin is zero."""
+    """The corners of a box (image, x1, y1, x2, y2) are rounded to elements and belong to it. Empty bins have maximum zero."""
     xp, (height, width), scale = ctx.xp, node.attr("pooled_shape"), node.attr("spatial_scale", 1.0)
 
     def pool_box(image: Array, box: Array) -> Array:

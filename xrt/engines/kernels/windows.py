@@ -49,7 +49,7 @@ def col2im(node: Node, ctx: NodeContext) -> Run:
     def run(x: Array, extents: Array, kernel: Array) -> Array:
         window, sizes = make_window(node, kernel.tolist()), extents.tolist()
         placement = window.place(sizes)
-        columns = x.reshape(len(x), x.shape[1] // window.size, *window.kernel, *placement.positions)
+        columns = x.reshape(len(x), x.shape[1] // window.size, *window.kernel, *placement.positions)  # (N, C, ...)
         padded_sizes = [begin + size + end for size, (begin, end) in zip(sizes, placement.pads, strict=True)]
         padded = ctx.xp.fold(columns, placement, padded_sizes)
         return padded[(..., *(slice(begin, begin + size) for begin, size in zip(placement.begins, sizes, strict=True)))]
@@ -115,7 +115,7 @@ def convolve(xp: Any, x: Array, w: Array, window: Window, group: int) -> Array:
     # If a large window has few positions, the columns would be a copy of almost the whole image for each position.
     if group == 1 and 0 < prod(placement.positions) < window.size:
         return _convolve_per_position(xp, x, w, placement)
-    weights = w.reshape(group, w.shape[0] // group, -1)
+    weights = w.reshape(group, w.shape[0] // group, -1)  # (group, M/group, C/group * kernel elements)
     y = xp.empty((len(x), *weights.shape[:2], *placement.positions), dtype=x.dtype)
     for image, out in zip(x, y, strict=True):
         parts = image.reshape(group, -1, *image.shape[1:])
@@ -192,13 +192,14 @@ def conv_transpose(node: Node, ctx: NodeContext) -> Run:
 
     def run(x: Array, w: Array, bias: Array | None = None) -> Array:
         window = make_window(node, w.shape[2:])
+        # (group, M/group * kernel elements, C/group) times (N, group, C/group, positions), where w is (C, M/group, *kernel).
         weights = xp.transpose(w.reshape(group, w.shape[0] // group, -1), (0, 2, 1))
         columns = xp.matmul(weights, x.reshape(len(x), group, x.shape[1] // group, prod(x.shape[2:])))
         columns = columns.reshape(len(x), group * w.shape[1], *window.kernel, *x.shape[2:])
         extents = [s * (n - 1) + span for s, n, span in zip(window.strides, x.shape[2:], window.spans, strict=True)]
         zeros = (0,) * len(extents)
         padded = xp.fold(columns, Placement(window, tuple(extents), zeros, zeros, zeros, x.shape[2:]), extents)
-        # The pads of a transposed convolution crop its result.
+        # The pads of a transposed convolution crop its result, so they are negative pads of it.
         pads = compute_padding_trims(node, window, extents, x.shape[2:])
         return add_bias(xp.pad_axes(padded, pads, "constant", 0, range(2, x.ndim)), bias)
 
@@ -219,7 +220,7 @@ def max_windows(xp: Any, x: Array, placement: Placement) -> Array:
 @ops("MaxPool")
 def max_pool(node: Node, ctx: NodeContext) -> Run:
     xp, window = ctx.xp, make_window(node, node.attr("kernel_shape"))
-    if ctx.wants(1):
+    if ctx.wants(1):  # output 1 has the indices
         column_major = bool(node.attr("storage_order", 0))
         return lambda x: _max_with_indices(xp, x, window.place(x.shape[2:]), column_major)
     return lambda x: xp.max_windows(x, window.place(x.shape[2:]))
@@ -276,6 +277,6 @@ def max_unpool(node: Node, ctx: NodeContext) -> Run:
             return unpooled
         begins = [0] * len(default_shape)
         ends = [n - extent for n, extent in zip(shape.tolist(), default_shape, strict=True)]
-        return xp.pad_axes(unpooled, begins + ends, "constant", 0)
+        return xp.pad_axes(unpooled, begins + ends, "constant", 0)  # appends zeros, or crops if negative
 
     return run

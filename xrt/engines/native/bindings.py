@@ -220,6 +220,7 @@ def _find_leading_dimension(stack: Array) -> tuple[int, bool] | None:
     _, rows, columns = stack.shape
     _, row_stride, column_stride = stack.strides
     itemsize = stack.itemsize
+    # BLAS needs a whole number of elements between rows, and rows that do not overlap. The stride of a single row is arbitrary.
     if column_stride == itemsize and (rows == 1 or (row_stride >= columns * itemsize and row_stride % itemsize == 0)):
         return (columns if rows == 1 else row_stride // itemsize), False
     if row_stride == itemsize and (columns == 1 or (column_stride >= rows * itemsize and column_stride % itemsize == 0)):

@@ -61,6 +61,7 @@ def convert_to_opcodes(node: Node, function: Function) -> Steps | None:
         return None
     types = [function.get_type(name) for name in node.inputs if name]
     dtypes = [type_.dtype for type_ in types if isinstance(type_, TensorType)]
+    # The dtypes are fewer if a type is unknown or is not that of a tensor.
     if not dtypes or len(dtypes) < len(types) or not rule.dtypes.issuperset(dtypes):
         return None
     return rule.make_steps(node, dtypes)
@@ -110,8 +111,8 @@ def _make_clip(node: Node, dtypes: Sequence[DType]) -> Steps | None:
     # Max is first: if the lower bound exceeds the upper one, the result is the upper one.
     for operator, bound in zip(("Max", "Min"), node.inputs[1:], strict=False):
         if bound:
-            previous = len(steps) - 1 if steps else node.inputs[0]
-            steps.append(OpcodeStep(operator, (previous, bound), dtypes[0]))
+            source = len(steps) - 1 if steps else node.inputs[0]  # the result of Max, or the input
+            steps.append(OpcodeStep(operator, (source, bound), dtypes[0]))
     return tuple(steps) or None
 
 
@@ -199,7 +200,7 @@ def fuse_elementwise(function: Function, is_eligible: Callable[[Node], bool] = l
     A node is not fused if ``is_eligible(node)`` is False, if its types or shapes are unknown, if it has control edges, or if the
     elementwise machine does not support it.
     """
-    original = function
+    original = function  # returned if nothing is fused, without the inferred types
     if any(function.get_type(name) is None for node in function.nodes for name in node.defined_names):
         function = infer_shapes(function)
     groups = _group_candidates(function, _find_candidates(function, is_eligible))
@@ -318,6 +319,7 @@ def _make_chain(function: Function, group: Sequence[int]) -> Node:
     arguments: list[int] = []
     for node in nodes:
         first_step = len(inputs) + len(steps)
+        # An argument is the name of a value, or the index of an earlier step of this node.
         for step in convert_to_opcodes(node, function) or ():
             arguments += [indices[x] if isinstance(x, str) else first_step + x for x in step.arguments]
             steps.append(step)

@@ -176,8 +176,9 @@ def _make_layout(
     keep_alive: list[Any],
 ) -> c.LayoutC:
     """Make the structure that describes a tape to C. The memory that it points to is added to ``keep_alive``."""
-    inputs, outputs = [check.name for check in tape.inputs], tape.output_names
+    inputs, outputs = [source.name for source in tape.inputs], tape.output_names
     inner, scratch, nbytes = _plan_memory(types, {*inputs, *outputs, *constants}, tape.steps)
+    # Where each value is stored: the kind of memory, and the offset in the frame or the index among the arguments or results.
     storage_by_name = {
         "": (c.STORAGE_ABSENT, 0),
         **{name: (c.STORAGE_INNER, live_range.offset) for name, live_range in inner.items()},
@@ -442,7 +443,7 @@ def run_kernel(
     node = Node(kernel.op_type, names, outputs, read_attributes(attributes or {}), kernel.domain, "alone")
     values_by_name = {names[i]: Constant(inputs[i]) for i in constants}  # type: ignore[arg-type]  # a constant is not omitted
     arrays = {n: np.asarray(x) for n, x in zip(names, inputs, strict=True) if x is not None and n not in values_by_name}
-    types = {n: TensorType(DType.from_array(x), x.shape) for n, x in arrays.items()}
+    types = {n: TensorType(DType.from_array(x), x.shape) for n, x in arrays.items()}  # of the inputs that are not constant
     # The default is an opset that the kernel supports.
     version = opset or kernel.until or max(kernel.since, 1)
     function = Function(

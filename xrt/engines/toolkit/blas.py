@@ -25,9 +25,9 @@ class BlasCalls:
     """Addresses of the CBLAS functions for matrix-matrix and matrix-vector products."""
 
     single: tuple[int, int]
-    """``cblas_sgemm`` and ``cblas_sgemv``."""
+    """Addresses of ``cblas_sgemm`` (matrix-matrix) and ``cblas_sgemv`` (matrix-vector)."""
     double: tuple[int, int]
-    """``cblas_dgemm`` and ``cblas_dgemv``."""
+    """Addresses of ``cblas_dgemm`` and ``cblas_dgemv``."""
     index_bits: int
     """Bits of the integers for sizes and strides: 32 or 64."""
 

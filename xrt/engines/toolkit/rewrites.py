@@ -75,6 +75,7 @@ def _write_product(writer: NodeWriter) -> str | None:
         source = writer.op("Pad", source, writer.integers([0, 0, *pads[:axes], 0, 0, *pads[axes:]]))
     spatial_axes = writer.integers(range(2, 2 + axes))
     steps = writer.integers(dilations)
+    # One slice (N, C, *window) for each position of the output.
     slices = []
     for position in product(*map(range, y[2:])):
         starts = [coordinate * stride for coordinate, stride in zip(position, strides, strict=True)]
@@ -83,7 +84,7 @@ def _write_product(writer: NodeWriter) -> str | None:
     windows = slices[0] if len(slices) == 1 else writer.op("Concat", *slices, axis=0)
     columns = writer.op("Reshape", windows, writer.integers([-1, math.prod(w[1:])]))
     weights = writer.op("Reshape", node.inputs[1], writer.integers([w[0], -1]))
-    flat = writer.op("Gemm", weights, columns, transB=1)
+    flat = writer.op("Gemm", weights, columns, transB=1)  # (M, positions * N)
     unflattened = writer.op("Reshape", flat, writer.integers([w[0], *y[2:], x[0]]))
     return writer.op("Transpose", unflattened, perm=[1 + axes, 0, *range(1, 1 + axes)])
 

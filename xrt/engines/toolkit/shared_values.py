@@ -51,7 +51,7 @@ def put_function(buffer: SharedBuffer, function: Function) -> Any:
 
 
 def read_value(memory: memoryview, record: Any) -> Any:
-    """Read the value of a record. Arrays are views of the shared memory."""
+    """Read the value that `put_value` described by a record. Arrays of numbers are views of the shared memory."""
     if record is None:
         return None
     if "list" in record:

@@ -268,6 +268,7 @@ def _fits_product(node: Node, function: Function, shapes: Sequence[Shape]) -> bo
 
 
 def _fits_gemm(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
+    """Whether the inner dims of A (m, k) and B (k, n) are equal after transposition, and C broadcasts with (m, n)."""
     m, left_k = shapes[0][::-1] if node.attr("transA", 0) else shapes[0]
     right_k, n = shapes[1][::-1] if node.attr("transB", 0) else shapes[1]
     bias_fits = len(shapes) < 3 or _broadcasts(node, function, ((m, n), shapes[2]))
@@ -275,6 +276,7 @@ def _fits_gemm(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
 
 
 def _fits_concat(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
+    """Whether the dims along the axis are not symbolic, and the other dims of all inputs are equal."""
     axis = node.attr("axis", 1) % len(shapes[0])
     dims_of_other_axes = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
     return all(isinstance(shape[axis], int) for shape in shapes) and len(dims_of_other_axes) == 1

@@ -111,6 +111,7 @@ def max_or_min(ctx: TorchKernelContext) -> Run:
     combine = torch.maximum if ctx.node.op_type == "Max" else torch.minimum
     if ctx.input_dtype(0) is not DType.UINT64:
         return lambda *operands: reduce(combine, operands)
+    # The tensors hold uint64 as int64. With the sign bit flipped, the order of int64 is that of uint64.
     return lambda *operands: reduce(combine, (x ^ SIGN_BIT for x in operands)) ^ SIGN_BIT
 
 
@@ -298,6 +299,8 @@ def conv_transpose(ctx: TorchKernelContext) -> Run:
         count = x.ndim - 2
         lengths = zip(x.shape[2:], window.strides, window.spans, strict=True)
         trims = compute_padding_trims(ctx.node, window, [(n - 1) * s + span for n, s, span in lengths], x.shape[2:])
+        # A trim is a pad of the uncropped result, negative if it crops: begins, then ends. PyTorch crops both ends by `pads`, so
+        # the output padding restores what it crops too much at the end.
         pads = [-begin for begin in trims[:count]]
         output_padding = [pad + end for pad, end in zip(pads, trims[count:], strict=True)]
         limits = zip(pads, output_padding, window.strides, window.dilations, strict=True)
@@ -351,11 +354,11 @@ class PyTorchLayer:
         directions, batch, hidden = r.shape[0], x.shape[1], r.shape[-1]
         zeros = x.new_zeros((directions, batch, hidden))
         states = [zeros if state is None else self._swap_batch_axis(state).contiguous() for state in initial]
-        # One layer, no dropout, no training.
+        # Has biases, one layer, no dropout, no training, bidirectional, not batch first.
         options = bias is not None, 1, 0.0, False, directions == 2, False
         first_states = states if self._op == "LSTM" else states[0]
         y, *last = self._call(x, first_states, self._reorder_weights(w, r, bias), *options)
-        y = (y.flip(0) if is_reversed else y).unflatten(2, (directions, hidden))
+        y = (y.flip(0) if is_reversed else y).unflatten(2, (directions, hidden))  # (time, batch, ...)
         y = y.transpose(0, 1) if self._batch_first else y.transpose(1, 2)
         return y, *map(self._swap_batch_axis, last)
 
@@ -502,8 +505,9 @@ def bit_cast(ctx: TorchKernelContext) -> Run:
     if source in NATIVE and to in NATIVE:
         dtype = NATIVE[to]
         return lambda x: x.contiguous().view(dtype)
-    write, read = make_to_numpy(source), make_from_numpy(to)
-    return lambda x: read(write(x.contiguous()).view(to.numpy))
+    # PyTorch represents other types by tensors of another type, so reinterpret their bits in NumPy.
+    to_numpy, from_numpy = make_to_numpy(source), make_from_numpy(to)
+    return lambda x: from_numpy(to_numpy(x.contiguous()).view(to.numpy))
 
 
 def _quantize(ratio: Tensor, zero: Tensor, to: DType, saturate: bool = True) -> Tensor:
@@ -519,6 +523,7 @@ def _quantize(ratio: Tensor, zero: Tensor, to: DType, saturate: bool = True) -> 
 @overrides("QuantizeLinear")
 def quantize_linear(ctx: TorchKernelContext) -> Run:
     axis, block, saturate = ctx.attr("axis", 1), ctx.attr("block_size", 0), bool(ctx.attr("saturate", 1))
+    # The inputs are x, the scale and the zero point, which has the type of the result.
     to = ctx.input_dtype(2) or ctx.get_dtype_attribute("output_dtype") or DType.UINT8
     precision, scale_dtype = ctx.get_torch_dtype_attribute("precision"), ctx.input_dtype(1)
 
@@ -534,7 +539,7 @@ def quantize_linear(ctx: TorchKernelContext) -> Run:
 @overrides("DequantizeLinear")
 def dequantize_linear(ctx: TorchKernelContext) -> Run:
     axis, block = ctx.attr("axis", 1), ctx.attr("block_size", 0)
-    source, scale_dtype = ctx.input_dtype(0), ctx.input_dtype(1)
+    source, scale_dtype = ctx.input_dtype(0), ctx.input_dtype(1)  # of x and the zero point, and of the scale
     declared = ctx.get_torch_dtype_attribute("output_dtype")
 
     def run(x: Tensor, scale: Tensor, zero: Tensor = None) -> Tensor:
@@ -571,10 +576,10 @@ def _fourier_transform(ctx: TorchKernelContext, x: Tensor, length: int | None, a
     real, *imaginary = x.double().unbind(-1)
     signal = torch.complex(real, imaginary[0] if imaginary else torch.zeros_like(real))
     n = length or x.shape[axis]
-    if onesided and inverse:
+    if onesided and inverse:  # the input is one half of a transform, and the result is real
         return torch.fft.irfft(signal, n=length, dim=axis)[..., None].to(x.dtype)
     transform = torch.fft.ifft if inverse else torch.fft.fft
     y = transform(signal, n=n, dim=axis)
     if onesided:
-        y = y.narrow(axis, 0, n // 2 + 1)
+        y = y.narrow(axis, 0, n // 2 + 1)  # the conjugates of these are the other half
     return torch.view_as_real(y).to(x.dtype)

@@ -127,7 +127,7 @@ class Toy(GraphCompiler):
 
 
 MAX_COMPILED_BODY_SHAPES = 2
-"""Maximum number of native tapes per body. If the shapes in a Loop change at all, they usually change in every iteration."""
+"""`MAX_COMPILED_SHAPES` for a body. If the shapes in a Loop change at all, they usually change in every iteration."""
 
 
 class _Compiler:
@@ -148,7 +148,7 @@ class _Compiler:
         return self._compile_by_shapes(function) if self._has_native_kernel(function) else self._compile_to_tape(function)
 
     def make_tape(self, function: Function, find_segment: Callable[[Node], StepKernel | None] = lambda node: None) -> Tape:
-        """Build a tape. ``find_segment`` finds the kernels of nodes that replace native runs; others have Python kernels."""
+        """Build a tape. ``find_segment`` finds the kernels of nodes that replace segments; others have Python kernels."""
 
         def make_kernel(node: Node) -> StepKernel:
             return find_segment(node) or self._make_kernel(node, function)
@@ -159,7 +159,7 @@ class _Compiler:
         return PerShapeExecutable(function, self._compile_static, lambda: self._compile_to_tape(function), max_shapes)
 
     def _compile_static(self, function: Function) -> Executable:
-        """Compile to one native call if native kernels support all nodes, else to a tape of Python kernels and native runs."""
+        """Compile to one native call if native kernels support all nodes, else to a tape of Python kernels and segments."""
         segments = fold_segments(_infer_types(function), self._selection, self._threads)
         return segments.make_executable() or self._compile_to_tape(segments.function, segments.find_kernel)
 

@@ -1,4 +1,4 @@
-"""Replace runs of nodes with native kernels by one node each, whose kernel is one native call. This needs known shapes."""
+"""Replace segments (groups of nodes with native kernels) by one node each, computed by one native call. Shapes must be known."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from xrt.graph import DType, Function, Node, TensorType, Value, find_schema, is_
 from xrt.passes import infer_shapes, specialize
 
 SEGMENT_NODE = Node("Segment", (), (), domain=DOMAIN)
-"""The node that replaces a run of native nodes. Its kernel runs the native tape of these nodes."""
+"""The node that replaces a segment. Its kernel runs the native tape of the nodes of the segment."""
 MAX_COMPILED_SHAPES = 16
 """Maximum number of sets of input shapes for which an executable keeps tapes. Each tape occupies memory."""
 
 
 class Segments:
-    """A Function in which each run of native nodes is replaced by one node, and the tapes of these nodes."""
+    """A Function in which each segment is replaced by one node, and the native tapes of the segments by the name of this node."""
 
     def __init__(self, function: Function, tapes: Mapping[str, NativeTape]) -> None:
         self.function = function
@@ -48,14 +48,15 @@ class Segments:
         (tape,) = self.tapes.values()
         inputs = tuple(value.name for value in self.function.inputs)
         outputs = tuple(value.name for value in self.function.outputs)
-        if tuple(check.name for check in tape.inputs) != inputs or node.outputs != outputs:
+        # A native call has the inputs and outputs of the tape, in its order.
+        if tuple(source.name for source in tape.inputs) != inputs or node.outputs != outputs:
             return None
         return NativeExecutable(self.function.name, tape, outputs)
 
     def find_kernel(self, node: Node) -> StepKernel | None:
-        """Find the kernel of a node that replaces a run; None for other nodes."""
+        """Find the kernel of a node that replaces a segment; None for other nodes."""
         tape = self.tapes.get(node.name)
-        # A node of the model may have the name of a run.
+        # A node of the model may have the name of a segment.
         if tape is None or (node.op_type, node.domain) != (SEGMENT_NODE.op_type, SEGMENT_NODE.domain):
             return None
 
@@ -66,7 +67,7 @@ class Segments:
 
 
 def fold_segments(function: Function, selection: KernelSelection, threads: int) -> Segments:
-    """Replace each run of nodes with native kernels in a closed Function by one node, and build the tapes of these nodes.
+    """Replace each segment of a closed Function by one node, and build the native tapes of the segments.
 
     If the ``prepare`` of a kernel rejects a node, the kernel of next priority is tried. Raises CompileFailed if a kernel fails or
     declares a wrong type.
@@ -80,9 +81,9 @@ def fold_segments(function: Function, selection: KernelSelection, threads: int) 
     while True:
         try:
             fused = order_updates(fuse_elementwise(function, can_fuse))
-            return _fold_native_runs(fused, selection, threads, rejections)
+            return _replace_segments(fused, selection, threads, rejections)
         except _KernelRejection as rejection:
-            # Start again, because chains and runs depend on the kernels of all nodes.
+            # Start again, because chains and segments depend on the kernels of all nodes.
             rejections |= {(rejection.node.name, rejection.kernel)}
             if rejection.node.domain == DOMAIN:
                 unfused.update(rejection.node.attr("nodes", ()))
@@ -97,35 +98,35 @@ class _KernelRejection(Exception):
         self.kernel = kernel
 
 
-def _fold_native_runs(function: Function, selection: KernelSelection, threads: int, rejections: Rejections) -> Segments:
-    """Replace each run of native nodes by one node. Raises _KernelRejection if a kernel rejects a node."""
+def _replace_segments(function: Function, selection: KernelSelection, threads: int, rejections: Rejections) -> Segments:
+    """Replace each segment by one node. Raises _KernelRejection if a kernel rejects a node."""
     prepared: dict[str, PreparedKernel] = {}
     function, kernels = _choose_kernels(function, selection, rejections, prepared)
     nodes: list[Node] = []
     tapes: dict[str, NativeTape] = {}
-    runs: dict[str, list[Node]] = {}
-    for is_native, run in _iter_runs(function, kernels):
+    folded: dict[str, list[Node]] = {}
+    for is_native, group in _iter_groups(function, kernels):
         if not is_native:
-            nodes += run
+            nodes += group
             continue
-        part = _extract_part(function, run, f"native_{len(tapes)}")
+        part = _extract_part(function, group, f"native_{len(tapes)}")
         steps = [prepared.get(node.name) or _prepare_kernel(kernels[node.name], node, part) for node in part.nodes]
         inputs = {v.name: v.type for v in part.inputs if isinstance(v.type, TensorType)}
         outputs = [v.name for v in part.outputs]
-        runs[part.name] = run
+        folded[part.name] = group
         tapes[part.name] = NativeTape(inputs, outputs, steps, part.constants, threads)
         nodes.append(Node(SEGMENT_NODE.op_type, tuple(inputs), tuple(outputs), domain=SEGMENT_NODE.domain, name=part.name))
-    return Segments(function.replace(nodes=tuple(_redirect_control_edges(nodes, runs))), tapes)
+    return Segments(function.replace(nodes=tuple(_redirect_control_edges(nodes, folded))), tapes)
 
 
-def _redirect_control_edges(nodes: Sequence[Node], runs: Mapping[str, Sequence[Node]]) -> Iterator[Node]:
-    """Let control edges from and to folded nodes refer to the node of their run. ``runs`` has the folded nodes by its name."""
-    run_names = {node.name: name for name, run in runs.items() for node in run}
+def _redirect_control_edges(nodes: Sequence[Node], folded: Mapping[str, Sequence[Node]]) -> Iterator[Node]:
+    """Let control edges from and to folded nodes refer to the node that replaces them, whose name is the key in ``folded``."""
+    replacements = {node.name: name for name, group in folded.items() for node in group}
     for node in nodes:
         predecessors: dict[str, None] = {}
-        for folded in runs.get(node.name, (node,)):
-            predecessors.update(dict.fromkeys(run_names.get(name, name) for name in folded.control))
-        predecessors.pop(node.name, None)  # edges inside the run
+        for original in folded.get(node.name, (node,)):
+            predecessors.update(dict.fromkeys(replacements.get(name, name) for name in original.control))
+        predecessors.pop(node.name, None)  # edges inside the segment
         control = tuple(predecessors)
         yield node if control == node.control else replace(node, control=control)
 
@@ -140,7 +141,7 @@ def order_updates(function: Function) -> Function:
     """Add control edges, so that nodes that read an input with an alias run before the node that overwrites it in place.
 
     Nodes that read a view of the input are ordered too. A reader that depends on the aliased output gets no edge; then the output
-    is copied to the input after the run. Linear time if the nodes are in this order already.
+    is copied to the input at the end. Linear time if the nodes are in this order already.
     """
     if not function.aliases:
         return function
@@ -219,15 +220,15 @@ def _prepare_kernel(kernel: NativeKernel, node: Node, function: Function) -> Pre
         raise _KernelRejection(node, kernel) from reason
 
 
-def _iter_runs(function: Function, native: Mapping[str, Any]) -> Iterator[tuple[bool, list[Node]]]:
-    """Divide the nodes into runs of native nodes and runs of other nodes. Yield (is native, nodes) for each run.
+def _iter_groups(function: Function, native: Mapping[str, Any]) -> Iterator[tuple[bool, list[Node]]]:
+    """Divide the nodes into groups of native nodes (segments) and groups of other nodes. Yield (is native, nodes) for each.
 
-    The nodes are reordered to make runs long. A native run contains all native nodes that depend only on nodes of this and of
-    earlier runs, and a run of other nodes all others. Time O(n log n).
+    The nodes are reordered to make the groups large. A group contains all nodes of its kind that depend only on nodes of this and
+    of earlier groups. Time O(n log n).
     """
     position = {node.name: index for index, node in enumerate(function.nodes)}
     followers: list[list[int]] = [[] for _ in function.nodes]
-    pending = [0] * len(function.nodes)
+    pending = [0] * len(function.nodes)  # for each node, the number of producers that are in no group yet
     for index, node in enumerate(function.nodes):
         producers = {function.producer_index(name) for name in node.uses} | {position[name] for name in node.control}
         for producer in producers - {None}:
@@ -237,24 +238,25 @@ def _iter_runs(function: Function, native: Mapping[str, Any]) -> Iterator[tuple[
     for index, count in enumerate(pending):
         if not count:
             ready[function.nodes[index].name in native].append(index)
-    # Native and other runs alternate. A run ends when no more nodes are ready for it.
+    # Native and other groups alternate. A group ends when no more nodes are ready for it.
     is_native = bool(ready[True])
     while ready[True] or ready[False]:
-        run: list[int] = []
+        group: list[int] = []
         while ready[is_native]:
-            run.append(heapq.heappop(ready[is_native]))
-            for follower in followers[run[-1]]:
+            group.append(heapq.heappop(ready[is_native]))
+            for follower in followers[group[-1]]:
                 pending[follower] -= 1
                 if not pending[follower]:
                     heapq.heappush(ready[function.nodes[follower].name in native], follower)
-        if run:
-            yield is_native, [function.nodes[index] for index in run]
+        if group:
+            yield is_native, [function.nodes[index] for index in group]
         is_native = not is_native
 
 
 def _extract_part(function: Function, nodes: Sequence[Node], name: str) -> Function:
     """Make a Function of some nodes. Its outputs are the values that other nodes read, and outputs of the whole Function."""
     node_names = {node.name for node in nodes}
+    # Ordered sets of value names: computed in the part, and read from outside.
     defined = dict.fromkeys(name for node in nodes for name in node.defined_names)
     uses = dict.fromkeys(name for node in nodes for name in node.uses if name not in defined)
     # The inputs of the Function come first. A part that is the whole Function also has its unused inputs, which calls pass too.
@@ -309,6 +311,7 @@ class PerShapeExecutable(Executable):
         out = options.host_buffers
         if out is None:
             return inner.run(inputs, options)
+        # The pairs of which this call passes the memory of the input as the buffer of the output.
         pairs = set()
         for source, result in self._inplace:
             array, buffer = inputs[source], out[result]
@@ -363,7 +366,7 @@ class PerShapeExecutable(Executable):
         return executable
 
     def _specialize(self, inputs: Sequence[Any]) -> Function:
-        # An input without a declared type gets the type of the array.
+        """Specialize the Function to the shapes of a call. An input without a declared type gets that of its array."""
         typed_inputs = tuple(
             Value(v.name, TensorType(DType.from_array(x), x.shape)) if v.type is None and type(x) is np.ndarray else v
             for v, x in zip(self.function.inputs, inputs, strict=True)

@@ -48,7 +48,7 @@ class StepKernel:
     mutable: tuple[int, ...] = ()
     """Indices of the inputs whose memory the kernel may overwrite with its only output."""
     in_place_pairs: tuple[tuple[int, int], ...] | None = None
-    """For a run of native kernels, whose ``out`` is a list of buffers: the (input, output) index pairs that may share memory."""
+    """For a segment, whose ``out`` is a list of buffers: the (input, output) index pairs that may share memory. Else None."""
     host: tuple[int, ...] = ()
     """Indices of the inputs that the kernel reads on the host, even if the node is on a device."""
 
@@ -69,8 +69,8 @@ class TapeStep:
     dead: tuple[int, ...] = ()
     """Slots of values that no later step reads. They are cleared after this step."""
     fillable: tuple[int, ...] = ()
-    """Slots of outputs that the kernel can write to buffers of the caller: its only output, or all outputs of a native run."""
-    is_native_run: bool = False
+    """Slots of outputs that the kernel can write to buffers of the caller: its only output, or all outputs of a segment."""
+    is_segment: bool = False
     in_place_pairs: frozenset[tuple[int, int]] = frozenset()
     """(argument, result) slot pairs that may share memory. Each of these arguments is also in ``dead``."""
     broadcast_arguments: tuple[int, ...] = ()
@@ -104,7 +104,7 @@ class Tape:
         returned, is checked during the call (`InPlaceBuffer.is_alone`).
         """
         last_read = {slot: index for index, step in enumerate(self.steps) for slot in step.arguments}
-        last_read.update(dict.fromkeys(self.outputs, len(self.steps)))
+        last_read.update(dict.fromkeys(self.outputs, len(self.steps)))  # outputs are read after the last step
         step_indices = {id(step): index for index, step in enumerate(self.steps)}
         pairs = []
         output_steps = self.find_output_steps()
@@ -123,8 +123,8 @@ class Tape:
         """Run the steps and return the outputs, which may share memory with the inputs, the constants and each other.
 
         ``buffers`` maps slots of outputs to arrays of the caller. If the kernel supports it, the output is written to this array.
-        An `InPlaceBuffer` is the memory of an input, and its array must be passed as this input too. Raises RunFailed with the
-        name of the node whose kernel failed.
+        If this array is the memory of an input, pass an `InPlaceBuffer` instead, and its ``array`` in ``inputs`` as that input.
+        Raises RunFailed with the name of the node whose kernel failed.
         """
         slots = list(self.template)
         for slot, value in zip(self.inputs, inputs, strict=True):
@@ -222,15 +222,15 @@ def _make_device_store(accelerator: Accelerator) -> Callable[[Any], Any]:
 def _find_buffer(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any]) -> Any:
     """Find the ``out`` argument for a step: the buffer of its output, or None if the kernel cannot write to the buffer.
 
-    A Python kernel can if all arguments broadcast to the shape of the buffer, and one has this shape. For a run of native kernels
-    return the list of the buffers of all outputs, whose types were checked; None if no output has one.
+    A Python kernel can if all arguments broadcast to the shape of the buffer, and one has this shape. For a segment of native
+    kernels return the list of the buffers of all outputs, whose types were checked; None if no output has one.
     """
     candidates = [buffers.get(slot) for slot in step.results]
     for index, entry in enumerate(candidates):
         # If there is a view of the input, it would be overwritten too. Then the output is copied after the last step instead.
         if isinstance(entry, InPlaceBuffer):
             candidates[index] = entry.array if entry.is_alone(slots) else None
-    if step.is_native_run:
+    if step.is_segment:
         return candidates if any(buffer is not None for buffer in candidates) else None
     (buffer,) = candidates
     if buffer is None:
@@ -295,7 +295,7 @@ class TapeBuilder:
         """Build the tape in linear time, and upload its constants. ``engine`` is the name of the engine for error messages."""
         function = self.function
         on_device = self.accelerator is not None
-        sizes = find_shape_values(function) if on_device else frozenset()
+        sizes = find_shape_values(function) if on_device else frozenset()  # names of values that stay on the host
         inputs = tuple(self._define((value.name, on_device)) for value in function.inputs)
         for node in function.nodes:
             self._add_node(node, on_device and not sizes.issuperset(node.defined_names))
@@ -361,7 +361,7 @@ class TapeBuilder:
             arguments, results = step.arguments, step.results
             fillable: tuple[int, ...] = ()
             pairs: list[tuple[int, int]] = []
-            if kernel.in_place_pairs is not None:
+            if kernel.in_place_pairs is not None:  # a segment
                 fillable = results
                 pairs = [(arguments[i], results[o]) for i, o in kernel.in_place_pairs]
             elif kernel.mutable and len(results) == 1:
@@ -372,7 +372,8 @@ class TapeBuilder:
                 step,
                 dead=tuple(dead),
                 fillable=fillable,
-                is_native_run=kernel.in_place_pairs is not None,
+                is_segment=kernel.in_place_pairs is not None,
+                # A later step may read an argument that is not dead.
                 in_place_pairs=frozenset((argument, result) for argument, result in pairs if argument in dead),
                 broadcast_arguments=arguments[:1] if is_scatter else arguments,
             )
@@ -383,7 +384,7 @@ MIN_FILLED_BYTES = 1 << 19
 
 
 class InterpretedExecutable(Executable):
-    """Runs a tape on the CPU, whose kernels are Python kernels and runs of native kernels."""
+    """Runs a tape on the CPU, whose kernels are Python kernels and segments of native kernels."""
 
     outputs_are_fresh = True
     updates_inputs = False

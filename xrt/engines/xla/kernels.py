@@ -172,7 +172,7 @@ def make_sum_factory(name: str) -> Factory:
     def factory(node: Node, ctx: NodeContext) -> Run:
         def run(a: Operand, b: Operand) -> Operand:
             has_known_operand = isinstance(a, np.ndarray) or isinstance(b, np.ndarray)
-            if ctx.xp is JAX and has_known_operand and not _is_integer(a):
+            if ctx.xp is JAX and has_known_operand and not _is_integer(a):  # integer sums are exact in any order
                 a = a if isinstance(a, np.ndarray) else jax.lax.optimization_barrier(a)
                 b = b if isinstance(b, np.ndarray) else jax.lax.optimization_barrier(b)
             return getattr(ctx.xp, name)(a, b)
@@ -209,6 +209,7 @@ register_binary(ops, "Pow")(lambda node, ctx: _power)
 @register_lowering("DFT")
 def dft(ctx: LoweringContext, x: Operand, length_operand: Operand = None, axis_operand: Operand = None) -> Operand:
     """The last axis of ``x`` holds the real part, or the real and the imaginary part."""
+    # The second argument of `get_ints` is the index of the input.
     length = None if length_operand is None else ctx.get_ints(length_operand, 1)[0]
     # Since version 20 the axis is an input, with another default.
     default_axis = ctx.attr("axis", 1) if ctx.version < 20 else -2
@@ -220,12 +221,12 @@ def dft(ctx: LoweringContext, x: Operand, length_operand: Operand = None, axis_o
     imaginary = wide[..., 1] if x.shape[-1] == 2 else jnp.zeros_like(wide[..., 0])
     signal = jax.lax.complex(wide[..., 0], imaginary)
     n = length or x.shape[axis]
-    if onesided and inverse:
+    if onesided and inverse:  # the input is one half of a transform, and the result is real
         return jnp.fft.irfft(signal, n=length, axis=axis)[..., None].astype(x.dtype)
     transform = jnp.fft.ifft if inverse else jnp.fft.fft
     y = transform(signal, n=n, axis=axis)
     if onesided:
-        y = jax.lax.slice_in_dim(y, 0, n // 2 + 1, axis=axis)
+        y = jax.lax.slice_in_dim(y, 0, n // 2 + 1, axis=axis)  # the conjugates of these are the other half
     return jnp.stack([y.real, y.imag], axis=-1).astype(x.dtype)
 
 
@@ -422,12 +423,13 @@ class _LoopTracer:
 
 @register_lowering("Scan", since=9)
 def scan(ctx: LoweringContext, *values: Operand) -> tuple[Operand, ...]:
+    """Scan along an axis of some inputs. The inputs are states, then scanned inputs; the outputs last states, then stacks."""
     body, n_scanned = ctx.make_body_tracer("body"), ctx.attr("num_scan_inputs")
     n_states = len(values) - n_scanned
     n_stacks = len(ctx.attr("body").outputs) - n_states
+    # Each scanned input and each stack has a time axis, and a direction, of which 1 is backwards.
     in_axes = ctx.attr("scan_input_axes") or (0,) * n_scanned
     out_axes = ctx.attr("scan_output_axes") or (0,) * n_stacks
-    # A direction of 1 is backwards.
     in_directions = ctx.attr("scan_input_directions") or (0,) * n_scanned
     out_directions = ctx.attr("scan_output_directions") or (0,) * n_stacks
     scanned = zip(values[n_states:], in_axes, in_directions, strict=True)
