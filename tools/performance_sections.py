@@ -290,7 +290,7 @@ MEMORY = Section(
     _list_memory_tables,
     _list_memory_verdicts,
     "*Packed* is memory of the engine that `m.memory()` reports: `ort` packs the weights of matrix products, alone as well. "
-    "Alone, it frees each external weight after packing it. XRT keeps the file mapped for other regions and signatures; pages "
+    "Alone, it frees each external weight after packing it. XRT keeps the file mapped for other regions and programs; pages "
     "that are read during packing are resident until the region is compiled. They are clean, and more regions mean a lower "
     "peak.",
 )

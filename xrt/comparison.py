@@ -359,7 +359,7 @@ def _report(actual: Array, expected: Array, gap: Array, relative: Array, wrong: 
     """Build the Comparison. If elements are ``wrong``, the message has their count, the worst of them and the violated rule."""
     if not gap.size:
         return Comparison()
-    index = np.unravel_index(int(np.argmax(gap)), gap.shape)
+    index = np.unravel_index(int(np.argmax(gap)), gap.shape)  # a complex gap has a last axis more, see `_widen`
     absolute, worst_relative = float(gap[index]), float(relative.max())
     position = f"{name}{_format_index(index[: actual.ndim])}" if absolute else ""
     if not wrong.any():

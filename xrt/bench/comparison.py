@@ -195,9 +195,9 @@ def _rank_rows(group: Group, runners: Sequence[_Runner]) -> Group:
     # Ratios are to the fastest candidate with correct results.
     correct = [runner for runner in runners if runner.runs and not runner.agreement.is_wrong]
     fastest = min(correct, key=lambda runner: runner.timing.median, default=None)
-    last = {"wrong": 1, "failed": 2}
+    ranks = {"wrong": 1, "failed": 2}  # 0 for all others
     rows = [_make_row(runner, fastest) for runner in runners]
-    rows.sort(key=lambda row: (last.get(row.verdict, 0), row.median_seconds or 0.0))
+    rows.sort(key=lambda row: (ranks.get(row.verdict, 0), row.median_seconds or 0.0))
     return replace(group, rows=tuple(rows))
 
 

@@ -218,11 +218,11 @@ def _describe_group(group: Group) -> dict[str, Any]:
     """Make the template's data for a group: summary, bars, tables, timelines, and drawings of plans with several regions."""
     correct = _list_correct(group)
     planned = [(row, row.start.plan) for row in group.rows if row.start and row.start.plan]
-    all_colors = color_engines(region.engine for _, plan in planned for region in plan)
+    # An engine has the same color for all candidates of the group: in the drawings, and in the timelines.
+    drawing_colors = color_engines(region.engine for _, plan in planned for region in plan)
     troubles = [(row, TROUBLES.get(row.verdict, "could not be judged in full")) for row in group.rows if row.reason]
     timed = [views.Strip(str(row.candidate), plan, row.timeline) for row, plan in planned if row in correct and row.timeline]
-    # An engine has the same color for all candidates of the group.
-    colors = color_engines(region.engine for strip in timed for region in strip.plan)
+    strip_colors = color_engines(region.engine for strip in timed for region in strip.plan)
     return {
         "title": group.title,
         "answer": summarize(group),
@@ -231,12 +231,12 @@ def _describe_group(group: Group) -> dict[str, Any]:
         "figures": [_list_figures(row) for row in group.rows],
         "costs": [_list_costs(row) for row in group.rows if row.start and row.median_seconds is not None],
         "troubles": [(row.candidate, kind, row.reason) for row, kind in troubles],
-        "colors": colors,
-        "strips": views.make_strips(timed, colors) if timed else None,
+        "colors": strip_colors,
+        "strips": views.make_strips(timed, strip_colors) if timed else None,
         "whole": [str(row.candidate) for row, plan in planned if len(plan) < MIN_DRAWN_REGIONS],
         "placements": [(row.candidate, row.start.placement) for row in group.rows if row.start and row.start.placement],
         "pictures": [
-            views.make_plan_picture(str(row.candidate), plan, row.timeline, all_colors)
+            views.make_plan_picture(str(row.candidate), plan, row.timeline, drawing_colors)
             for row, plan in planned
             if len(plan) >= MIN_DRAWN_REGIONS
         ],

@@ -151,6 +151,7 @@ def _describe(error: Exception) -> str:
 
 
 def _describe_usage(error: click.ClickException) -> str:
+    """Describe an error of the command line, with the nearest option for an unknown one, and where its options are listed."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None:
         return error.format_message()

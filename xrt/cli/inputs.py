@@ -50,6 +50,7 @@ def load_with_sizes(model: str, params: dict[str, Any]) -> Function:
 
 
 def add_locked_dims(model: str, function: Function, sizes: Mapping[str, int], lock: str) -> dict[str, int]:
+    """Add the sizes of the lock to those of ``--dim``; raises OptionError if a size differs."""
     locked = _read_locked_dims(function, lock)
     differing = [name for name, size in locked.items() if sizes.get(name, size) != size]
     if differing:
@@ -185,6 +186,7 @@ def _read(path: Path, function: Function) -> Batch:
 
 
 def _split(arrays: Batch, function: Function, path: Path) -> Iterator[Batch]:
+    """Yield the batches of a file; raises InputError if its arrays have different numbers of batches."""
     parts = {value.name: _split_array(arrays[value.name], value) for value in function.inputs}
     counts = {name: len(batches) for name, batches in parts.items() if isinstance(batches, list)}
     if len(set(counts.values())) > 1:

@@ -38,7 +38,7 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic in click's lat
     """The type of an option whose value is parsed from a string.
 
     ``parse`` converts the string. If it returns None, or raises ValueError with a hint, the string is invalid: an OptionError
-    then says that the option takes ``expected``, followed by the hint.
+    then says that the option takes ``expected``, and ends with the hint, which begins with the period of this sentence.
     """
 
     def __init__(self, name: str, expected: str, parse: Callable[[str], Any]) -> None:
@@ -103,7 +103,7 @@ def _parse_check(text: str) -> str | float:
 
 
 def _parse_precision(text: str) -> str:
-    """Raise ValueError for int8, which needs examples; other names are returned, for the module to validate."""
+    """Raise ValueError, with a hint, for int8, which needs examples; other names are returned, for the module to validate."""
     if "int8" in re.split(r"\W+", text):
         raise ValueError(". `xrt quantize` writes a model in int8, and `xrt lock --max-error` a lockfile for --lock")
     return text
@@ -169,7 +169,8 @@ _UNITS: dict[str, tuple[Text, str, Callable[[Any], str]]] = {
     ", in seconds": (TIME, "60s, 2m", "{:g}s".format),
     ", in bytes": (SIZE, "500MB, 4GB", format_bytes),
 }
-"""By the unit in an option's description: type, examples and formatter of a command line value, which includes the unit."""
+"""Maps the unit in the description of an option to type, examples and formatter. A value on the command line names its unit, as
+in 60s, so `derive` drops the unit from the description."""
 EXAMPLES = "FILE.npz, FILE.npy, or a folder of such files"
 FILE = click.Path(dir_okay=False)
 
@@ -365,6 +366,7 @@ def check_sizes(function: Function) -> None:
         noun = "dim" if len(dims) == 1 else "dims"
         missing.append(f"{noun} {', '.join(dims)}")
         arguments += [f"--dim {name}=SIZE" for name in dims]
+    # Unnamed first axes become the dim ``batch``, which --batch sets; other extents without a name need a file.
     with_named_batch = name_batch(function)
     if with_named_batch is not function:
         missing.append("the first axes of the inputs, which have no name")

@@ -241,7 +241,8 @@ def _show_inputs_and_outputs(facts: Mapping[str, Any]) -> None:
 
 
 def _read_bundle(file: BundleFile) -> dict[str, Any]:
-    record, facts, serving = file.record, file.record.facts, read_serving(file)
+    record, serving = file.record, read_serving(file)
+    facts = record.facts
     return {
         "writer": f"xrt {facts['writer']}",
         "model": "an ONNX model or Function" if facts["model"] else "traces of a graph",

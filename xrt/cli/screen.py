@@ -66,7 +66,7 @@ def show_table(
     cells = [[cell if isinstance(cell, Text) else Text(str(cell)) for cell in row] for row in rows]
     unbroken = {*numbers, *whole}
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    min_widths = [x if name in unbroken else min(x, MIN_WRAPPED_WIDTH) for name, x in zip(columns, widths, strict=True)]
+    min_widths = [w if name in unbroken else min(w, MIN_WRAPPED_WIDTH) for name, w in zip(columns, widths, strict=True)]
     if sum(min_widths) + COLUMN_GAP * (len(columns) - 1) + EDGE_SPACES > out.width:
         _show_blocks(columns, cells)
         return

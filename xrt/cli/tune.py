@@ -206,7 +206,7 @@ def _tune_throughput(model: str, params: dict[str, Any]) -> int:
     function = inputs.load_with_sizes(model, params)
     values = inputs.all_inputs(params["files"], function, params["seed"]) if params["files"] else {}
     keywords |= inputs.precision_keywords(params, function)
-    limits = {name: params[name] for name in ("p99", "batches", "instances", "batch_dim") if params[name] is not None}
+    arguments = {name: params[name] for name in ("p99", "batches", "instances", "batch_dim") if params[name] is not None}
     source = {"source": model, "seed": str(params["seed"])}
     # The placement is locked while its module is open; the file needs the serving record too, which follows at the end.
     locks: list[PlacementFile] = []
@@ -216,8 +216,8 @@ def _tune_throughput(model: str, params: dict[str, Any]) -> int:
             locks.append(lock_module(module, example, source, COMPARISON_SECONDS))
 
     with XRTModule(function, **keywords) as module, show_status("tuning for throughput") as status:
-        limits |= {"seed": params["seed"], "budget": budget, "use": lock_placement}
-        result = tune_throughput(module, kwargs=values, progress=lambda state: status.update(state.text), **limits)
+        arguments |= {"seed": params["seed"], "budget": budget, "use": lock_placement}
+        result = tune_throughput(module, kwargs=values, progress=lambda state: status.update(state.text), **arguments)
         threads = module.threads
     if params["as_json"]:
         print_json({"model": model, "threads": threads, **result.to_dict()})
@@ -315,7 +315,7 @@ def check_command(lock: str, undecided: str, as_json: bool, **params: Any) -> in
     try:
         result, differences = _run_check(record, Path(lock), **params)
     except (LockError, EngineError, PlanError) as error:
-        reason = " ".join(str(error).split())  # one line, though a PlanError lists a line per node
+        reason = " ".join(str(error).split())  # in one line: a PlanError has a line for each node
         print_facts(as_json, {"state": "cannot run", "reason": reason}, f"cannot run: {reason}")
         return 1
     if as_json:
@@ -325,7 +325,9 @@ def check_command(lock: str, undecided: str, as_json: bool, **params: Any) -> in
         if result.state == "undecided":
             passes = "it passes; --undecided=fail makes it fail" if undecided == "pass" else "it fails, as --undecided=fail asks"
             print_lines(f"{passes}. Give it more --budget, or a quieter machine")
-    return {"regressed": 1, "undecided": UNDECIDED if undecided == "fail" else 0}.get(result.state, 0)
+    if result.state == "undecided" and undecided == "fail":
+        return UNDECIDED
+    return 1 if result.state == "regressed" else 0
 
 
 def _check_is_lock(path: str) -> None:
@@ -511,6 +513,7 @@ def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: b
 
 
 def _check_devices(default_device: str, devices: Mapping[str, str], candidates: Sequence[BenchCandidate]) -> FrozenDict[str, str]:
+    """Raise an error for an invalid device, and for an engine of ``--devices`` that no candidate has; return ``devices``."""
     for device in (default_device, *devices.values()):
         check_device(device)
     selected = {name for candidate in candidates for name in candidate.select_devices(devices)}
@@ -530,6 +533,7 @@ def _parse_candidates(texts: tuple[str, ...]) -> list[BenchCandidate]:
 
 
 def show_group(group: Group, *, verbose: bool) -> None:
+    """Print the table of a group. On a terminal, which has no column for remarks, lines with the remarks follow."""
     print_lines(group.title)
     rounds = max((len(row.rounds) for row in group.rows), default=0)
     rows, notes = [], []

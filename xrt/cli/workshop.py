@@ -137,10 +137,10 @@ def fuzz_command(count: int, seed: int, engine: str, kinds: tuple[ModeKind, ...]
     show_table(("way", *Verdict), [(w, *(fuzzer.counts[w, v] for v in Verdict)) for w in words], numbers=tuple(Verdict))
     print_lines(f"{count:,} graphs from seed {seed}: {format_count(len(fuzzer.findings), 'disagreement')}")
     # Engines that alone declined every graph.
-    idle = [w for w in words if w.endswith(" alone") and not any(fuzzer.counts[w, v] for v in Verdict if v != "declined")]
-    for word in idle:
+    declining = [w for w in words if w.endswith(" alone") and not any(fuzzer.counts[w, v] for v in Verdict if v != "declined")]
+    for word in declining:
         complain("nothing compared", f"{word}: it supported none of the graphs; try a larger --count")
-    return 1 if fuzzer.findings or (idle and set(kinds) == {"alone"}) else 0
+    return 1 if fuzzer.findings or (declining and set(kinds) == {"alone"}) else 0
 
 
 def _check_engines(engines: list[str]) -> None:

@@ -48,7 +48,7 @@ def format_seconds_interval(value: float, interval: Interval | None) -> str:
 
 
 def format_ratio(ratio: float) -> str:
-    """Format a ratio: two decimals below 10, otherwise three digits.
+    """Format a ratio: two decimals below 10, one below 100, otherwise none.
 
     >>> format_ratio(1.0249), format_ratio(93.46), format_ratio(1234.5)
     ('1.02', '93.5', '1234')
@@ -491,7 +491,7 @@ def _place_edge(edge: Mapping[str, Any], label: str, left: float) -> dict[str, A
 
 
 def _round_corners(points: Sequence[Point]) -> str:
-    """Make an SVG path along the points, with round corners."""
+    """Make an SVG path along the points: lines (L), and a quadratic curve (Q) around each corner."""
     steps = ["M{:.1f} {:.1f}".format(*points[0])]
     for before, (x, y), after in zip(points, points[1:], points[2:], strict=False):
         start, end = _find_bend_start((x, y), before), _find_bend_start((x, y), after)

@@ -159,8 +159,8 @@ def interleave(
 ) -> dict[str, Timing]:
     """Time the candidates in turns of about ``budget`` seconds, in each of which a fast call is repeated.
 
-    The threads of a library may spin after a call, which slows down the next candidate. With ``idle``, a turn waits until they
-    sleep, at most that many seconds, and starts with an uncounted call.
+    The threads of a library may spin after a call, which slows down the next candidate. If ``idle`` is not 0, each turn waits
+    until they sleep, for at most ``idle`` seconds, and then makes an uncounted call before those that are timed.
 
     For single-threaded code that never waits, the clock `time.process_time` is almost independent of the machine's load.
     """

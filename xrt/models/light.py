@@ -126,6 +126,7 @@ def _find_weights(function: Function) -> dict[str, tuple[str, tuple[int, ...]]]:
     }
     for node in function.nodes:
         is_filled = node.op_type == "ConstantOfShape" and node.inputs[0] in function.constants
+        # Without ``value``, the fill is zero in float32.
         if is_filled and ((fill := node.attr("value")) is None or fill.dtype is DType.FLOAT32):
             weights[node.outputs[0]] = node.outputs[0], tuple(map(int, function.constants[node.inputs[0]].array))
         elif node.op_type in ("Unsqueeze", "Reshape", "Identity") and node.inputs[0] in weights:

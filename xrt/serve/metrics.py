@@ -119,6 +119,7 @@ class ModelMetrics:
 
         # Clients require these fields, but XRT does not time the conversion of tensors: they are zero.
         untimed = {event: describe(event) for event in ("compute_input", "compute_output")}
+        # An event that is a number stands for the calls with so many rows.
         batches = {rows: describe(rows) for rows in sorted(event for event in self._durations if isinstance(event, int))}
         model, version = self._labels
         return {

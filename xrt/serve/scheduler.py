@@ -98,6 +98,7 @@ def _explain_batch_difference(
 
     ``trial_dim`` is the dimension of dynamic axes other than the rows. ``padded_sizes`` are the ``sizes`` of `join_and_split`.
     """
+    # The rows of each request: two requests, of one and of two rows if the batch has room for them.
     rows = {1: (1,), 2: (1, 1)}.get(size, (1, 2))
     requests = [_sample_request(function, seed, trial_dim, count) for seed, count in enumerate(rows)]
     expected = [call(*values) for values in requests]

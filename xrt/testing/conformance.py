@@ -139,6 +139,7 @@ class ConformanceReport:
 
 
 def _count_words(pairs: Iterable[tuple[str, ResultWord]]) -> dict[str, dict[ResultWord, int]]:
+    """Count the words of each name. Every name has a count of every word, in the order of `ResultWord`."""
     totals: dict[str, Counter[ResultWord]] = {}
     for name, word in pairs:
         totals.setdefault(name, Counter())[word] += 1
@@ -193,6 +194,7 @@ def _settle_outcome(outcome: Outcome, gaps: Sequence[KnownFailure]) -> Outcome:
 
 
 def _list_stale(gap: KnownFailure, outcomes: Sequence[Outcome], complete: bool) -> list[str]:
+    """List why a known failure is stale: it matches no case of a ``complete`` run, or cases that did not fail."""
     covered = [outcome for outcome in outcomes if gap.covers(outcome.case)]
     if not covered:
         return [f"{gap} matches no case; delete the entry"] if complete else []

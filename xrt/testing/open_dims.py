@@ -63,8 +63,8 @@ class SizedInputs:
         return Comparison(message and f"at {shapes}: {message}")
 
     def _judge(self, results: Sequence[Any]) -> str:
-        """Describe the first difference beyond tolerance, ties and rounding; empty if there is none."""
-        # Inner casts of an operator's definition decide how much rounding is allowed.
+        """Describe the first difference that tolerance, ties and rounding do not explain; empty if there is none."""
+        # The expanded definition, because casts inside an operator allow for more rounding as well.
         check = judge_outputs(self._expand_definition(), self.values, results, self.expected, _run_reference)
         return check.message if check.verdict is Verdict.DISAGREES else ""
 
@@ -92,7 +92,7 @@ def open_dims(function: Function, inputs: Sequence[Any], opening: Opening) -> Fu
     # Sizes that a body declares would be wrong for other sizes of the values that it captures.
     if any(_declares_sizes(body) for node in function.nodes for body in node.bodies):
         raise CompileRefused("a body declares the sizes of its values")
-    may_read_shapes = any(node.op not in ELEMENTWISE for node in function.nodes)
+    may_read_shapes = any(node.op not in ELEMENTWISE for node in function.nodes)  # an elementwise operator reads only data
     opened = tuple(
         value if may_read_shapes and _may_be_shape(array) else _open_input(value, array, opening)
         for value, array in zip(function.inputs, inputs, strict=True)
@@ -160,7 +160,7 @@ def list_other_sizes(function: Function, inputs: Sequence[Any]) -> list[SizedInp
     names = list(sizes)
     equal = [name for name in names if sizes[name] == sizes[names[0]]]
     samples = []
-    for factor in (2, 0):
+    for factor in (2, 0):  # 0 makes sizes of 1
         for changing in (names, equal, names[:1]):
             changed = {**sizes, **{name: max(factor * sizes[name], 1) for name in changing}}
             if changed != sizes and (sized := _evaluate(function, resize_values(function.inputs, inputs, changed))) is not None:
@@ -186,10 +186,11 @@ def _evaluate(function: Function, values: list[Any]) -> SizedInputs | None:
 def _has_wrong_parameters(node: Node, function: Function) -> bool:
     """Whether the weights or normalization parameters of a node have a wrong shape, which the reference engine may broadcast."""
     shapes = [type_.shape if isinstance(type_ := function.get_type(name), TensorType) else None for name in node.inputs if name]
+    # shapes[0] is that of the data, and the others those of the parameters: a normalization has one per channel or group.
     if len(shapes) < 2 or not shapes[0] or not shapes[1]:
         return False
     if (kernel := node.attr("kernel_shape")) is not None and node.op_type not in ("MaxUnpool", "QLinearConv"):
-        return tuple(kernel) != shapes[1][2:]
+        return tuple(kernel) != shapes[1][2:]  # a weight is (channels, channels, *kernel)
     if node.op_type not in ("BatchNormalization", "GroupNormalization", "InstanceNormalization"):
         return False
     allowed = {shapes[0][1]} if node.op_type != "GroupNormalization" else {shapes[0][1], node.attr("num_groups")}

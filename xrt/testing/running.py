@@ -96,12 +96,14 @@ def alternate_engines(
     count = len(engines) - int(last_resort)
     engine_indices: dict[str, int] = {}
     for node in function.nodes:
+        # Start after the engine of the first producer, so that neighbours run on different engines.
         producers = (function.producer(name) for name in node.uses)
         producer = next((producer for producer in producers if producer is not None), None)
         start = first if producer is None else engine_indices[producer.name] + 1
         if start >= count:
             start = 0
         reasons = []
+        # The alternating engines from ``start`` around to it, then the last resort.
         for index in [*range(start, count), *range(start), *range(count, len(engines))]:
             engine = engines[index]
             reason = refused.get((node.name, engine.spec)) or engine.why_not(node, function)
@@ -116,8 +118,8 @@ def alternate_engines(
 
 def pin_nodes(engines: Sequence[GraphCompiler], engine_indices: Mapping[str, int]) -> tuple[Pin, ...]:
     """Make pins that assign nodes to engines; ``engine_indices`` maps node names to indices of ``engines``."""
-    nodes = [tuple(name for name, assigned in engine_indices.items() if assigned == index) for index in range(len(engines))]
-    return tuple(Pin(names, engine.spec, "name") for names, engine in zip(nodes, engines, strict=True) if names)
+    by_engine = [tuple(name for name, assigned in engine_indices.items() if assigned == index) for index in range(len(engines))]
+    return tuple(Pin(names, engine.spec, "name") for names, engine in zip(by_engine, engines, strict=True) if names)
 
 
 def make_alternating_program(
@@ -197,7 +199,7 @@ def _trace_deviations(
 ) -> tuple[set[str], Mapping[str, set[DeviationKind]]]:
     """Apply rule 1 of `overlook_deviations`: return the names of the values that it replaces.
 
-    Also return for each value the kinds of deviations of the nodes upstream.
+    Also return for each value the kinds of deviations of the nodes upstream, which rule 2 needs.
     """
     special = {name: _find_kinds([value]) for name, value in values.items()}
     reached: set[str] = set()
@@ -206,9 +208,11 @@ def _trace_deviations(
         operators = {node.op_type, *(inner.op_type for body in node.bodies for _, inner in body.walk())}
         # A deviation without operators holds for every operator.
         covered = {d.kind for d in declared if not d.operators or operators.intersection(d.operators)}
-        read = {kind for name in node.uses for kind in special.get(name, set()) if not _is_argument(node, name, function)}
-        read |= _find_kinds(c.array for body in node.bodies for c in body.constants.values())
-        is_reached = bool(covered & read) or not reached.isdisjoint(node.uses)
+        # The kinds of special values that the node reads as data, also from the constants of its bodies.
+        read_kinds = {kind for name in node.uses for kind in special.get(name, set()) if not _is_argument(node, name, function)}
+        read_kinds |= _find_kinds(c.array for body in node.bodies for c in body.constants.values())
+        # The node deviates for a kind that it reads, or is downstream of such a node, or a node upstream deviates for the kind.
+        is_reached = bool(covered & read_kinds) or not reached.isdisjoint(node.uses)
         is_reached |= any(special.get(name, set()) & deviating[name] for name in node.uses)
         for name in node.defined_names:
             deviating[name] = covered.union(*(deviating[used] for used in node.uses))
@@ -225,14 +229,15 @@ def _find_kinds(values: Iterable[Any]) -> set[DeviationKind]:
 def _is_argument(node: Node, name: str, function: Function) -> bool:
     """Whether the value is a parameter of the node rather than data, such as the ends of a Slice or empty scales of a Resize.
 
-    In parameters, the largest integer and arrays without elements are usual, so they do not count as special values.
+    In parameters, the largest integer and arrays without elements are usual, so they do not count as special values. A parameter
+    is an operand after the first that is empty, or whose dtype neither the first operand nor a result has.
     """
     if name not in node.inputs[1:] or name == node.inputs[0]:
         return False
     types = [function.get_type(operand) for operand in (name, node.inputs[0], *node.defined_names)]
-    kinds = [type_.dtype if isinstance(type_, TensorType) else None for type_ in types]
+    dtypes = [type_.dtype if isinstance(type_, TensorType) else None for type_ in types]
     is_empty = isinstance(types[0], TensorType) and types[0].shape == (0,)
-    return is_empty or (None not in kinds and kinds[0] not in kinds[1:])
+    return is_empty or (None not in dtypes and dtypes[0] not in dtypes[1:])
 
 
 def _replace_explained(result: Any, reference: Any, everywhere: bool, kinds: set[DeviationKind]) -> Any:

@@ -134,7 +134,7 @@ def _make_strided(value: Any) -> Any:
 
 
 def _alternate_pins(function: Function, engines: list[GraphCompiler], start: int) -> tuple[Pin, ...]:
-    """Pin every second node that engine 0 supports to engine 0, and all others to engine 1; empty if engine 0 gets no node."""
+    """Pin every second supported node, from index ``start``, to engine 0, and others to engine 1; empty if engine 0 gets none."""
     supported = [node.name for node in function.nodes if engines[0].why_not(node, function) is None][start::2]
     engine_indices = {node.name: 0 if node.name in supported else 1 for node in function.nodes}
     return pin_nodes(engines, engine_indices) if supported else ()
@@ -347,6 +347,7 @@ class EngineSuite:
         arrays = [*inputs, *(constant.array for constant in function.constants.values()), *runs[0], *runs[1]]
         is_fresh = not any(_shares_memory(array, other) for index, array in enumerate(arrays) for other in arrays[:index])
         assert is_fresh or not executable.outputs_are_fresh, "outputs_are_fresh is True, and two results share memory"
+        # Overwriting a fresh result must change neither a constant nor a later result.
         if executable.outputs_are_fresh:
             for result in runs[1]:
                 if result.flags.writeable:
@@ -371,7 +372,7 @@ class EngineSuite:
     def test_caller_buffers_hold_the_results(self, data: st.DataObject) -> None:
         function, inputs, executable = self.draw_executable(data, passthrough=False)
         buffers = [np.empty_like(result, order="C") for result in executable.run(inputs)]
-        subset = [np.empty_like(buffer) if data.draw(st.booleans()) else None for buffer in buffers]
+        subset = [np.empty_like(buffer) if data.draw(st.booleans()) else None for buffer in buffers]  # None: a new array
         results = [list(executable.run(inputs, RunOptions(out=out))) for out in (buffers, subset)]
         executable.close()
         for returned, out in zip(results, (buffers, subset), strict=True):

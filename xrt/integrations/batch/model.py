@@ -121,9 +121,10 @@ def gather_rows(inputs: Sequence[RowInput], columns: Mapping[str, Array]) -> tup
     """
     for row_input in inputs:
         if row_input.column not in columns:
-            column_names = f"{', '.join(columns) or 'none'}.{did_you_mean(row_input.column, columns)}"
+            column_list = ", ".join(columns) or "none"
+            hint = did_you_mean(row_input.column, columns)
             raise InputError(
-                f"input {row_input.name!r} is filled from column {row_input.column!r}, and the rows have {column_names} "
+                f"input {row_input.name!r} is filled from column {row_input.column!r}, and the rows have {column_list}.{hint} "
                 f"Name the column: columns={{{row_input.name!r}: ...}} (--column {row_input.name}=COLUMN on the command line)"
             )
     errors: dict[int, str] = {}
@@ -165,12 +166,12 @@ def _as_array(row_input: RowInput, value: Any) -> Array:
     return array
 
 
-def _fit(row_input: RowInput, array: Array, rows: tuple[int, ...]) -> Array:
-    """Reshape and cast an array to the input's type, if it has another. ``rows`` are the extents before the shape of a row.
+def _fit(row_input: RowInput, array: Array, leading: tuple[int, ...]) -> Array:
+    """Reshape and cast an array to the input's type, if it has another. ``leading`` is (rows,) for a column, () for one row.
 
     Raises InputError for a shape or values that do not fit.
     """
-    row_shape, shape = array.shape[len(rows) :], row_input.shape
+    row_shape, shape = array.shape[len(leading) :], row_input.shape
     fits = len(row_shape) == len(shape) and all(
         expected == actual for actual, expected in zip(row_shape, shape, strict=True) if isinstance(expected, int)
     )
@@ -179,7 +180,7 @@ def _fit(row_input: RowInput, array: Array, rows: tuple[int, ...]) -> Array:
         fixed_shape = [dim for dim in shape if isinstance(dim, int)]
         if len(fixed_shape) < len(shape) or math.prod(fixed_shape) != math.prod(row_shape):
             raise InputError(f"input {row_input}; got {array.dtype}{list(row_shape)}")
-        array = array.reshape((*rows, *fixed_shape))
+        array = array.reshape((*leading, *fixed_shape))
     return _cast(row_input, array)
 
 
@@ -210,7 +211,7 @@ def _cast(row_input: RowInput, array: Array) -> Array:
 
 
 def _is_castable(kind: str, target: DType) -> bool:
-    """Whether numbers of this kind, a letter of NumPy, may become ``target``: not floats integers, nor numbers booleans."""
+    """Whether a kind (NumPy's letter) may be cast to ``target``: booleans to all, integers to numbers, floats to floats."""
     # NumPy gives bfloat16 and float8 the kind V.
     target_kind = "f" if target.is_float else target.numpy.kind
     target_kinds = {"b": "biufc", "i": "iufc", "u": "iufc", "f": "fc"}
@@ -240,14 +241,14 @@ def collect_column(value: Value, parts: Sequence[tuple[Array, Array]], count: in
             return array
     # If all rows have failed, the declared type decides, so that all parts of a job have the same columns.
     if parts:
-        shapes = {(array.shape[1:], array.dtype) for _, array in parts}
+        row_types = {(array.shape[1:], array.dtype) for _, array in parts}
     elif isinstance(value.type, TensorType) and value.type.shape is not None:
         declared_shape = tuple(dim if isinstance(dim, int) else 0 for dim in value.type.shape[1:])
-        shapes = {(declared_shape, value.type.dtype.numpy)}
+        row_types = {(declared_shape, value.type.dtype.numpy)}
     else:
-        shapes = {((), np.dtype(object))}
-    if len(shapes) == 1:
-        ((shape, dtype),) = shapes
+        row_types = {((), np.dtype(object))}
+    if len(row_types) == 1:
+        ((shape, dtype),) = row_types
         missing = {"f": np.nan, "c": np.nan, "O": None}.get(dtype.kind, 0)
         column = np.full((count, *shape), missing, dtype)
         for indices, array in parts:
@@ -421,24 +422,24 @@ class RowModel:
         Return the selected outputs, one item per row. Raises OptionError if an output has another number of items than rows.
         """
         count = len(group.indices)
-        rows = self._fixed or count
+        call_rows = self._fixed or count
         values = [group.values[row_input.name] for row_input in self.inputs]
-        if rows > count:  # fill a fixed batch with copies of the last row
-            values = [np.concatenate([array, np.repeat(array[-1:], rows - count, axis=0)]) for array in values]
-        results = self.module(*values)
-        results = results if isinstance(results, tuple) else (results,)
+        if call_rows > count:  # fill a fixed batch with copies of the last row
+            values = [np.concatenate([array, np.repeat(array[-1:], call_rows - count, axis=0)]) for array in values]
+        returned = self.module(*values)
+        results = returned if isinstance(returned, tuple) else (returned,)
         selected = []
         for value, result in zip(self.module.outputs, results, strict=True):
             if value.name not in self._names:
                 continue
             output = to_host(result)
             array = as_objects(output) if isinstance(output, list) else output
-            if getattr(array, "ndim", 0) == 0 or len(array) != rows:
+            if getattr(array, "ndim", 0) == 0 or len(array) != call_rows:
                 shape = f"{list(output.shape)}" if isinstance(output, np.ndarray) else f"{type(output).__name__}"
                 raise OptionError(
-                    f"output {value.name!r} has no item for each row: {shape} for {rows} rows; name the outputs to keep"
+                    f"output {value.name!r} has no item for each row: {shape} for {call_rows} rows; name the outputs to keep"
                 )
-            selected.append(array[:count] if rows > count else array)
+            selected.append(array[:count] if call_rows > count else array)
         return selected
 
 

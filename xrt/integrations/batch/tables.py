@@ -74,6 +74,7 @@ def to_arrow(value: Value, column: Array, missing: Sequence[int] = ()) -> Any:
     nested = pa.array(np.ascontiguousarray(array).reshape(-1))
     if array.ndim == 1:
         return pa.array(array, mask=mask) if mask.any() else nested
+    # From the last axis to axis 1: put the elements, or the lists of the axis behind, into ``count`` lists of equal size.
     for axis in range(array.ndim - 1, 0, -1):
         count = int(np.prod(array.shape[:axis]))
         size = array.shape[axis]  # the length of all lists of this axis

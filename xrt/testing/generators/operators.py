@@ -76,7 +76,8 @@ def add_unary(draft: GraphDraft) -> None:
 
 
 def add_activation(draft: GraphDraft) -> None:
-    op, x = draft.choose.pick(list(_ACTIVATIONS)), draft.pick_operand((F32,))
+    op = draft.choose.pick(list(_ACTIVATIONS))
+    x = draft.pick_operand((F32,))
     attributes = {"alpha": 0.3} if op in ("Elu", "Celu", "LeakyRelu") and draft.choose.integer(0, 1) else {}
     draft.node(op, [x], draft.make_like(x, _ACTIVATIONS[op](x.bound)), **attributes)
 
@@ -121,6 +122,7 @@ def add_binary_of_one_value(draft: GraphDraft) -> None:
 
 
 def _add_arithmetic(draft: GraphDraft, x: DraftValue, y: DraftValue) -> None:
+    """Add an arithmetic operator whose result fits the type, with the operands in either order. Add nothing if none fits."""
     bounds = {"Add": x.bound + y.bound, "Sub": x.bound + y.bound, "Mul": x.bound * y.bound}
     bounds |= dict.fromkeys(("Max", "Min"), max(x.bound, y.bound))
     if not _is_signed(x.dtype):
@@ -187,9 +189,10 @@ def add_bit_shift(draft: GraphDraft) -> None:
     if not kinds:
         return
     x, bits = draft.pick_operand(kinds), draft.choose.integer(0, 2)
-    if x.bound * 2**bits <= _find_max_bound(x.dtype):
+    bound = x.bound * 2**bits  # of a shift to the left; a shift to the right stays below it
+    if bound <= _find_max_bound(x.dtype):
         amount = draft.constant(np.asarray(bits, x.dtype.numpy))
-        draft.node("BitShift", [x, amount], draft.make_like(x, x.bound * 2**bits), direction=draft.choose.pick(("LEFT", "RIGHT")))
+        draft.node("BitShift", [x, amount], draft.make_like(x, bound), direction=draft.choose.pick(("LEFT", "RIGHT")))
 
 
 def add_prelu(draft: GraphDraft) -> None:
@@ -222,7 +225,7 @@ def add_where(draft: GraphDraft) -> None:
 
 
 def add_exact_cast(draft: GraphDraft) -> None:
-    """Cast to a type that represents all values, from float64 to float32, or to bool."""
+    """Cast to a type that represents all values of the operand, between float32 and float64, or to bool."""
     x = draft.pick_operand_of((*INTEGERS, BOOL, *FLOATS))
     may_be_negative = x.dtype is not BOOL and _is_signed(x.dtype)
     fitting = [
@@ -364,20 +367,26 @@ def add_logarithmic_reduction(draft: GraphDraft) -> None:
 
 
 def _choose_axes(draft: GraphDraft, x: DraftValue) -> tuple[list[int], tuple[int, ...], int]:
-    """Choose axes to reduce; none stands for all. Return the axes, the shape with keepdims, and the elements per result."""
+    """Choose axes to reduce; an empty list stands for all.
+
+    Return the axes, the shape of the result with ``keepdims=1``, and the number of elements that are reduced to one.
+    """
     axes = [a for a in range(x.rank) if draft.choose.integer(0, 1)]
     reduced = axes or list(range(x.rank))
-    return axes, tuple(1 if a in reduced else d for a, d in enumerate(x.shape)), math.prod(x.shape[a] for a in reduced)
+    shape = tuple(1 if a in reduced else d for a, d in enumerate(x.shape))
+    return axes, shape, math.prod(x.shape[a] for a in reduced)
 
 
 def _add_reduction(draft: GraphDraft, x: DraftValue, bounds: dict[str, float], axes: list[int], shape: tuple[int, ...]) -> None:
+    """Add one of the operators in ``bounds`` whose bound is not too large; ``axes`` and ``shape`` are from `_choose_axes`."""
     if not (fitting := [op for op, bound in bounds.items() if bound <= MAX_MAGNITUDE]):
         return
     op, keep = draft.choose.pick(fitting), draft.choose.integer(0, 1)
-    signed = [a - x.rank if draft.choose.integer(0, 2) == 2 else a for a in axes]
-    reduced = shape if keep else tuple(d for a, d in enumerate(shape) if axes and a not in axes)
-    read: list[str | DraftValue] = [x, draft.int64_values(signed)] if axes else [x]
-    draft.node(op, read, draft.make_output(x.dtype, reduced, bounds[op]), keepdims=keep)
+    signed_axes = [a - x.rank if draft.choose.integer(0, 2) == 2 else a for a in axes]
+    # Without keepdims the result lacks the reduced axes, which are all axes if ``axes`` is empty.
+    result_shape = shape if keep else tuple(d for a, d in enumerate(shape) if axes and a not in axes)
+    operands: list[str | DraftValue] = [x, draft.int64_values(signed_axes)] if axes else [x]
+    draft.node(op, operands, draft.make_output(x.dtype, result_shape, bounds[op]), keepdims=keep)
 
 
 def add_empty_reduction(draft: GraphDraft) -> None:
@@ -407,10 +416,10 @@ def add_layer_norm(draft: GraphDraft) -> None:
     axis = draft.choose.integer(0, x.rank - 1)
     if not x.size:
         return
-    # A large epsilon, since equal elements have a deviation of zero, and dividing by it would amplify rounding errors.
     scale = draft.pick_operand((F32,), x.shape[axis:])
     biases = [draft.pick_operand((F32,), x.shape[axis:])] if draft.choose.integer(0, 1) else []
     if (bound := scale.bound * math.sqrt(x.size) + sum(b.bound for b in biases)) <= MAX_MAGNITUDE:
+        # A large epsilon, since equal elements have a deviation of zero, and dividing by it would amplify rounding errors.
         draft.node("LayerNormalization", [x, scale, *biases], draft.make_like(x, bound), axis=axis, epsilon=0.1)
 
 
@@ -437,13 +446,14 @@ NORMALIZATION = (add_logarithmic_reduction, add_empty_reduction, add_layer_norm,
 
 
 def add_matmul(draft: GraphDraft) -> None:
+    """MatMul of a vector, matrix or stack of matrices by a matrix, a vector, or a stack that broadcasts to that of x."""
     x = draft.pick_operand_of(FLOATS, 1)
     inner, batch = x.shape[-1], choose_broadcastable_shape(draft.choose, x.shape[:-2])
     columns = draft.choose.pick((2, 1, 3))
-    shape = draft.choose.pick(((inner, columns), (inner,), (*batch, inner, columns)))
-    y = draft.pick_operand((x.dtype,), shape)
-    rows = x.shape[:-1] if x.rank > 1 or len(shape) <= 2 else shape[:-2]
-    result = (*rows, *(shape[-1:] if len(shape) > 1 else ()))
+    y_shape = draft.choose.pick(((inner, columns), (inner,), (*batch, inner, columns)))
+    y = draft.pick_operand((x.dtype,), y_shape)
+    # (*batch of x, rows, columns): a vector x has neither batch nor rows, and a vector y has no columns.
+    result = (*x.shape[:-1], *(y_shape[-1:] if len(y_shape) > 1 else ()))
     if (bound := x.bound * y.bound * max(inner, 1)) <= MAX_MAGNITUDE:
         draft.node("MatMul", [x, y], draft.make_output(x.dtype, result, bound))
 
@@ -451,21 +461,22 @@ def add_matmul(draft: GraphDraft) -> None:
 def add_gemm(draft: GraphDraft) -> None:
     """Gemm with all attributes, sometimes with C, which broadcasts."""
     x = draft.pick_operand_of(FLOATS, 2, 2)
-    flip, transposed = draft.choose.integer(0, 1), draft.choose.integer(0, 1)
-    rows, inner = x.shape[::-1] if flip else x.shape
+    flip_x, flip_y = draft.choose.integer(0, 1), draft.choose.integer(0, 1)
+    rows, inner = x.shape[::-1] if flip_x else x.shape
     columns = draft.choose.pick((2, 1, 3))
-    y = draft.pick_operand((x.dtype,), (columns, inner) if transposed else (inner, columns))
+    y = draft.pick_operand((x.dtype,), (columns, inner) if flip_y else (inner, columns))
     shape = (rows, columns)
     bias = [draft.pick_operand((x.dtype,), choose_broadcastable_shape(draft.choose, shape))] if draft.choose.integer(0, 1) else []
-    if (bound := x.bound * y.bound * max(inner, 1) + 2 * sum(v.bound for v in bias)) <= MAX_MAGNITUDE:
+    if (bound := x.bound * y.bound * max(inner, 1) + 2 * sum(v.bound for v in bias)) <= MAX_MAGNITUDE:  # beta is at most 2
         scales = {"alpha": draft.choose.pick((1.0, 0.5)), "beta": draft.choose.pick((1.0, 2.0))}
-        draft.node("Gemm", [x, y, *bias], draft.make_output(x.dtype, shape, bound), transA=flip, transB=transposed, **scales)
+        draft.node("Gemm", [x, y, *bias], draft.make_output(x.dtype, shape, bound), transA=flip_x, transB=flip_y, **scales)
 
 
 def add_einsum(draft: GraphDraft) -> None:
     x = draft.pick_operand((F32,), ranks=(2, 2))
     y = draft.pick_operand((F32,), (x.shape[1], 2))
     i, j, k = x.shape[0], x.shape[1], 2
+    # Each equation with the shape of its result, and the number of products that an element of the result sums.
     equations = (("ij,jk->ik", (i, k), j), ("ij,jk->ki", (k, i), j), ("ij,jk->", (), i * j * k), ("ij,jk->ijk", (i, j, k), 1))
     text, shape, count = draft.choose.pick(equations)
     if (bound := x.bound * y.bound * max(count, 1)) <= MAX_MAGNITUDE:
@@ -477,7 +488,7 @@ def add_integer_matmul(draft: GraphDraft) -> None:
     x = draft.pick_operand(kinds[:1], ranks=(2, 3))
     y = draft.pick_operand(kinds, (x.shape[-1], 3))
     zeros = [draft.constant(np.asarray(1, v.dtype.numpy)) for v in (x, y)] if draft.choose.integer(0, 1) else []
-    bound = (x.bound + 1) * (y.bound + 1) * max(x.shape[-1], 1)
+    bound = (x.bound + 1) * (y.bound + 1) * max(x.shape[-1], 1)  # a zero point adds at most 1
     if bound <= 1e5:
         draft.node("MatMulInteger", [x, y, *zeros], draft.make_output(DType.INT32, (*x.shape[:-1], 3), bound))
 
@@ -487,7 +498,7 @@ OTHER_PRODUCT = (add_einsum, add_integer_matmul)
 
 
 def _pick_image(draft: GraphDraft, spatial: int) -> DraftValue:
-    # At least 3 per spatial axis, so that a dilated kernel of 2 fits without padding.
+    """Pick or create a (batch, channels, *sizes) value. Sizes are at least 3: a dilated kernel of 2 then fits unpadded."""
     image = draft.pick_visible(lambda v: v.dtype is F32 and v.rank == spatial + 2 and min(v.shape) > 0 and min(v.shape[2:]) >= 3)
     sizes = [(1, 2), (2, 4), *[(4, 3, 5)] * spatial]
     return image or draft.add_source(F32, tuple(draft.choose.pick(options) for options in sizes))
@@ -504,7 +515,7 @@ def add_convolution(draft: GraphDraft) -> None:
     groups = x.shape[1] if draft.choose.integer(0, 2) == 2 else 1
     kernel, strides, dilations = ([draft.choose.integer(1, 2) for _ in range(spatial)] for _ in range(3))
     pads = [draft.choose.integer(0, 1) for _ in range(2 * spatial)]
-    w = draft.pick_operand((F32,), (2 * groups, x.shape[1] // groups, *kernel))
+    w = draft.pick_operand((F32,), (2 * groups, x.shape[1] // groups, *kernel))  # two output channels per group
     sizes = _count_windows(x.shape[2:], kernel, strides, dilations, pads)
     if (bound := x.bound * w.bound * math.prod(w.shape[1:])) <= MAX_MAGNITUDE:
         out = draft.make_output(F32, (x.shape[0], w.shape[0], *sizes), bound)
@@ -515,7 +526,7 @@ def add_convolution(draft: GraphDraft) -> None:
 def _count_windows(
     sizes: tuple[int, ...], kernel: list[int], strides: list[int], dilations: list[int], pads: list[int]
 ) -> list[int]:
-    """Count the positions of a window along each axis."""
+    """Count the positions of a window along each axis. As in ONNX, ``pads`` are those before all axes, then those after."""
     counts = []
     for axis, size in enumerate(sizes):
         padded = size + pads[axis] + pads[axis + len(sizes)]
@@ -526,7 +537,7 @@ def _count_windows(
 def add_transposed_convolution(draft: GraphDraft) -> None:
     x = _pick_image(draft, 2)
     stride, pad = draft.choose.integer(1, 2), draft.choose.integer(0, 1)
-    w = draft.pick_operand((F32,), (x.shape[1], 2, 3, 3))
+    w = draft.pick_operand((F32,), (x.shape[1], 2, 3, 3))  # (input channels, output channels, height, width)
     shape = (x.shape[0], 2, *((d - 1) * stride + 3 - 2 * pad for d in x.shape[2:]))
     if (bound := x.bound * w.bound * x.shape[1] * 9) <= MAX_MAGNITUDE:
         draft.node("ConvTranspose", [x, w], draft.make_output(F32, shape, bound), strides=[stride] * 2, pads=[pad] * 4)
@@ -542,7 +553,7 @@ def add_pooling(draft: GraphDraft) -> None:
         (("MaxPool", {}), ("AveragePool", {}), ("AveragePool", {"count_include_pad": 1}), ("LpPool", {}))
     )
     sizes = _count_windows(x.shape[2:], kernel, strides, [1] * spatial, pads)
-    bound = x.bound * 2**spatial
+    bound = x.bound * 2**spatial  # LpPool is at most the sum of a window
     if bound <= MAX_MAGNITUDE and x.bound <= 10:
         out = draft.make_output(F32, (*x.shape[:2], *sizes), bound, is_discontinuous=op == "LpPool")  # the root is steep at zero
         draft.node(op, [x], out, kernel_shape=kernel, strides=strides, pads=pads, **attributes)

@@ -125,7 +125,7 @@ def add_slice(draft: GraphDraft) -> None:
         first = max(start, -size) if step < 0 else start  # out of range with a negative step: ONNX clamps to 0, Python to -1
         shape[axis] = len(range(size)[first:end:step])
     if draft.empty or 0 not in shape:
-        operands = [draft.int64_values(numbers) for numbers in zip(*ranges, strict=True)]
+        operands = [draft.int64_values(numbers) for numbers in zip(*ranges, strict=True)]  # starts, ends, axes, steps
         draft.node("Slice", [x, *operands], draft.make_output(x.dtype, tuple(shape), x.bound))
 
 
@@ -136,11 +136,11 @@ def add_pad(draft: GraphDraft) -> None:
     if mode != "constant" and min(x.shape) < 2:
         return  # an axis of one element has nothing to reflect
     axes = [a for a in range(x.rank) if draft.choose.integer(0, 1)] or [x.rank - 1]
-    low = -1 if mode == "constant" and all(x.shape[a] > 2 for a in axes) else 0
+    low = -1 if mode == "constant" and all(x.shape[a] > 2 for a in axes) else 0  # -1 crops an element
     before, after = ([draft.choose.integer(low, 1) for _ in axes] for _ in range(2))
     shape = list(x.shape)
-    for axis, b, a in zip(axes, before, after, strict=True):
-        shape[axis] += b + a
+    for axis, low_pad, high_pad in zip(axes, before, after, strict=True):
+        shape[axis] += low_pad + high_pad
     value: DraftValue | str = draft.constant(np.asarray(2, x.dtype.numpy)) if draft.choose.integer(0, 1) else ""
     out = draft.make_output(x.dtype, tuple(shape), max(x.bound, 2.0))
     draft.node("Pad", [x, draft.int64_values([*before, *after]), value, draft.int64_values(axes)], out, mode=mode)
@@ -335,6 +335,7 @@ def add_if(draft: GraphDraft) -> None:
 
 
 def _branch_body(outer: GraphDraft, x: DraftValue) -> tuple[Function, DraftValue]:
+    """Make a branch of an If, whose only output has the type of ``x``; also return the draft of this output."""
     inner = outer.body()
     value = add_simple_unary(inner, x)
     if x.dtype.is_float and (y := inner.pick_visible(lambda v: v.dtype is x.dtype and v.shape == x.shape)) is not None:
@@ -395,8 +396,8 @@ def add_scan(draft: GraphDraft) -> None:
     next_state = inner.node("Tanh", [sum_], inner.make_output(F32, row, 1.0))[0]
     scan_output = inner.node("Identity", [next_state], inner.make_output(F32, row, 1.0))[0]
     body = _make_body(inner, [state, x], [next_state, scan_output])
-    last, all_ = draft.make_output(F32, row, 1.0), draft.make_output(F32, xs.shape, 1.0)
-    draft.node("Scan", [start, xs], last, all_, body=body, num_scan_inputs=1, scan_input_directions=[direction])
+    last_state, stacked = draft.make_output(F32, row, 1.0), draft.make_output(F32, xs.shape, 1.0)
+    draft.node("Scan", [start, xs], last_state, stacked, body=body, num_scan_inputs=1, scan_input_directions=[direction])
 
 
 def add_sequence_operators(draft: GraphDraft) -> None:
@@ -410,7 +411,7 @@ def add_sequence_operators(draft: GraphDraft) -> None:
         sequence, items = _add_sequence(draft, "SequenceInsert", [sequence, y.name, draft.int64_values(0)]), [y, *items]
     elif change == 2 and len(items) > 1:
         sequence, items = _add_sequence(draft, "SequenceErase", [sequence, draft.int64_values(-1)]), items[:-1]
-    _read_list(draft, sequence, items)
+    _add_reader(draft, sequence, items)
 
 
 def _add_sequence(draft: GraphDraft, op: str, operands: list[str]) -> str:
@@ -421,9 +422,10 @@ def _add_sequence(draft: GraphDraft, op: str, operands: list[str]) -> str:
     return sequence.name
 
 
-def _read_list(draft: GraphDraft, sequence: str, items: list[DraftValue]) -> None:
-    first, bound = items[0], max(v.bound for v in items)
-    choice, count = draft.choose.integer(0, 3), len(items)
+def _add_reader(draft: GraphDraft, sequence: str, items: list[DraftValue]) -> None:
+    """Read an element, the length, the stacked or the concatenated tensors of a sequence that holds ``items``."""
+    first, bound, count = items[0], max(v.bound for v in items), len(items)
+    choice = draft.choose.integer(0, 3)
     if choice == 0:
         index = draft.choose.integer(-count, count - 1)
         draft.node("SequenceAt", [sequence, draft.int64_values(index)], draft.make_output(first.dtype, first.shape, bound))

@@ -142,6 +142,7 @@ class SimulatedArray(NDArrayOperatorsMixin):
 
 
 def _find_arrays_in_key(key: Any) -> list[Any]:
+    """List the arrays in an index, in the order in which `_fill` replaces them; raises TypeError for NumPy arrays, as CuPy."""
     parts = key if isinstance(key, tuple) else (key,)
     if any(isinstance(part, np.ndarray) for part in parts):
         raise TypeError("Unsupported type <class 'numpy.ndarray'>")

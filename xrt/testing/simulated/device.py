@@ -269,7 +269,7 @@ CREATING = frozenset({"arange", "empty", "eye", "full", "identity", "indices", "
 HOST_NAMES = frozenset(
     {"newaxis", "pi", "e", "inf", "nan", "finfo", "iinfo", "dtype", "result_type", "promote_types", "can_cast"}
 )
-"""Names of the module that are not functions of arrays."""
+"""Attributes of the module that need no device: constants, and functions of dtypes. They are NumPy's."""
 TYPES = ("bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
 
 
@@ -292,12 +292,13 @@ class SimulatedModule:
         return function
 
     def _lift_function(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Make a function that enqueues a NumPy function on the device, with CuPy's keyword arguments and ``out``."""
         parameters = FUNCTIONS.get(name)
 
         def call(*args: Any, **options: Any) -> Any:
             self._check(name, parameters, options)
             out = options.pop("out", None)
-            if not find_arrays((args, options)):
+            if not find_arrays((args, options)):  # compute on the host, and copy the result to the device
                 result = self.asarray(function(*args, **options))
                 if out is not None:
                     self.copyto(out, result)
@@ -315,7 +316,7 @@ class SimulatedModule:
         def create(*args: Any, **options: Any) -> Any:
             self._check(name, FUNCTIONS.get(name), options)
             values = [value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value for value in args]
-            if find_arrays(values):
+            if find_arrays(values):  # such as the fill value of `full`
                 return apply(name, getattr(np, name), tuple(values), options)
             return self._device.upload(getattr(np, name)(*values, **options))
 
@@ -345,7 +346,7 @@ class SimulatedModule:
         return self._device.download(value)
 
     def copyto(self, target: SimulatedArray, source: Any, where: Any = True) -> None:
-        """Enqueue a copy of ``source`` to ``target`` where the mask ``where`` is true."""
+        """Enqueue a copy of ``source`` to ``target``, restricted to a mask if ``where`` is a device array."""
         args = (source, where) if isinstance(where, SimulatedArray) else (source,)
         enqueue_write("copyto", lambda t, s, *w: np.copyto(t, s, where=w[0] if w else True), target, args)
 
@@ -368,7 +369,7 @@ def _update_at(name: str, function: np.ufunc, target: SimulatedArray, args: tupl
     indices, values = args
     is_tuple = isinstance(indices, tuple)
 
-    def at(view: np.ndarray[Any, Any], *parts: Any) -> None:
+    def at(view: np.ndarray[Any, Any], *parts: Any) -> None:  # one or several index arrays, then the values
         function.at(view, parts[:-1] if is_tuple else parts[0], parts[-1])
 
     enqueue_write(f"{name}.at", at, target, (*(indices if is_tuple else (indices,)), values))
@@ -502,6 +503,7 @@ where: condition x y
 
 
 def _parse_others() -> dict[str, tuple[str, ...] | None]:
+    """Parse the lines of `_OTHERS`, ``NAMES: PARAMETERS``, to the parameters of each name; None for ``*``."""
     rows = (line.split(":") for line in _OTHERS.strip().splitlines())
     return {
         name: None if parameters.strip() == "*" else tuple(parameters.split())
