@@ -28,7 +28,7 @@ _NO_LOWERING_RULE = "it has no rule to lower this"
 def summarize_error(output: str) -> str:
     """Shorten the compiler's output to its first error, without source locations: these refer to a pipe."""
     lines = output.splitlines()
-    # If MLIR reports no error, the first line is an error of the linker or the system's loader.
+    # If MLIR reports no error, the first line with text is an error of the linker or the system's loader.
     errors = [line for line in lines if "error: " in line or "ERROR: " in line] or [line for line in lines if line.strip()]
     text = errors[0].strip() if errors else "it gives no reason"
     # MLIR's message for an operator without a rule contains the whole operator with its types: keep only the name.

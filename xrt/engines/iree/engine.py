@@ -48,7 +48,7 @@ class Iree(GraphCompiler):
         return SUPPORT.why_not(node, function)
 
     def why_not_dynamic(self, function: Function) -> str | None:
-        """Explain the first node that is unsupported; None if all are supported."""
+        """Name the first node that is unsupported with these symbolic dims, and why; None if IREE can compile for all sizes."""
         for node in function.nodes:
             if reason := self.why_not(node, function):
                 return f"{node.name!r} ({node.op}): {reason}"

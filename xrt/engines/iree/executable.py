@@ -76,7 +76,7 @@ class IreeExecutable(Executable):
         self._import_buffer = device.allocator.import_host_allocation
         self._outputs = [_BufferSpec.from_type(function.get_type(value.name)) for value in function.outputs]
         self._inputs = [_BufferSpec.from_type(value.type) for value in function.inputs]
-        self._specs = [*self._inputs, *self._outputs]
+        self._specs = [*self._inputs, *self._outputs]  # in the order of the arguments of ``main``
         shapes = [spec.shape for spec in self._specs]
         self._static_shapes = [shape if all(isinstance(dim, int) for dim in shape) else None for shape in shapes]
         self._is_static = None not in self._static_shapes
@@ -102,7 +102,7 @@ class IreeExecutable(Executable):
             return []
         index = ParameterIndex()
         for k, array in enumerate(self._weights):
-            index.add_buffer(str(k), _view_bytes(array), True, False)
+            index.add_buffer(str(k), _view_bytes(array), readable=True, writable=False)
         return [create_io_parameters_module(self._device.instance, index.create_provider(PARAMETER_SCOPE))]
 
     def _make_context(self) -> Invoke:
@@ -132,6 +132,7 @@ class IreeExecutable(Executable):
         if self._is_static:
             return self._output_shapes
         sizes: dict[object, int] = {}
+        # The first input with a symbolic dim sets its size; later inputs must agree.
         for array, spec in zip(inputs, self._inputs, strict=True):
             is_compatible = array.size > 0 and len(array.shape) == len(spec.shape)
             for dim, size in zip(spec.shape, array.shape, strict=False):
@@ -281,6 +282,7 @@ _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 
 
 def _list_extents(name: str, function: Function) -> tuple[int, ...]:
+    """List the dims of a tensor that are numbers. Symbolic dims are left out; () for an absent or unknown value."""
     type_ = function.get_type(name) if name else None
     extents = (type_.shape or ()) if isinstance(type_, TensorType) else ()
     return tuple(extent for extent in extents if isinstance(extent, int))

@@ -107,6 +107,7 @@ def export_module(function: Function) -> str:
     writer = _ModuleWriter(function)
     inputs = [f"{writer.name_value(value.name)}: {format_value_type(value.type)}" for value in function.inputs]
     storage = [f"%out{k}: {format_storage_type(function.get_type(v.name))}" for k, v in enumerate(function.outputs)]
+    # The body of ``main``: load the weights, compute the nodes, write the results to the buffers.
     for index, (name, constant) in enumerate(weights.items()):
         writer.write_parameter(index, name, constant)
     writer.write_body()
@@ -179,10 +180,11 @@ class _ModuleWriter:
         )
 
     def _write_operator(self, node: Node) -> None:
+        """Write ``%r0, %r1 = torch.operator "onnx.<Op>"(%a, %b) {attributes} : (types of operands) -> types of results``."""
         operands = [self.values[name] if name else _NONE for name in node.inputs]
         in_types = [format_value_type(self.function.get_type(name)) if name else "!torch.none" for name in node.inputs]
         out_types = [format_value_type(self.function.get_type(name)) if name else "!torch.none" for name in node.outputs]
-        # MLIR needs a name for each result, even if the node omits the output.
+        # MLIR needs a name for each result, even if the node omits the output. The number of the line makes it unique.
         results = [self.name_value(name) if name else f"%unused{len(self.lines)}_{k}" for k, name in enumerate(node.outputs)]
         attributes = ", ".join(f"torch.onnx.{a.name} = {_format_attribute(a)}" for a in node.attributes)
         dictionary = f" {{{attributes}}}" if attributes else ""
@@ -240,18 +242,19 @@ def _rewrite_node(w: NodeWriter) -> str | Sequence[str] | None:
 
 
 def _index_along_axis(w: NodeWriter) -> str:
-    """Write the same operator with normalized indices along its axis."""
+    """Write the same operator with nonnegative indices within the bounds of its axis."""
     return _write_indexed(w, np.array(w.extents(w.x)[w.attr("axis", 0)]))
 
 
 def _index_by_coordinates(w: NodeWriter) -> str:
-    """Write the same operator with normalized coordinates. The last axis of the indices has one coordinate per indexed axis."""
+    """Write the same operator with nonnegative coordinates within the bounds."""
+    # The indices are (..., depth): coordinates along the ``depth`` axes of the data that follow its ``batch_dims`` axes.
     batch, depth = w.attr("batch_dims", 0), w.extents(w.node.inputs[1])[-1]
     return _write_indexed(w, np.array(w.extents(w.x)[batch : batch + depth]))
 
 
 def _write_indexed(w: NodeWriter, extents: Array) -> str:
-    """Write the node with normalized indices. ``extents`` are the extents of the indexed axes, and broadcast to the indices."""
+    """Write the node with `_normalize_indices`. ``extents`` are those of the indexed axes, and broadcast to the indices."""
     return w.op(w.node.op_type, w.x, _normalize_indices(w, extents), *w.node.inputs[2:], attributes=w.node.attributes)
 
 
@@ -275,9 +278,9 @@ def _conv(w: NodeWriter) -> str | None:
     extents = np.array(w.extents(w.x)[2:])
     if not extents.all():
         return None
-    pads_before, pads_after = np.array(w.attr("pads") or [0] * 2 * len(extents)).reshape(2, -1)
+    pads_before, pads_after = np.array(w.attr("pads") or [0, 0] * len(extents)).reshape(2, -1)
     unread = _count_unread_elements(w, extents + pads_before + pads_after)
-    unread_padding = np.minimum(unread, pads_after)
+    unread_padding = np.minimum(unread, pads_after)  # the last elements are padding, those before them data
     unread_data = unread - unread_padding
     ends = extents - unread_data
     if not unread.any() or (ends < 1).any():
@@ -297,8 +300,8 @@ def _count_unread_elements(w: NodeWriter, extents: Array) -> Array:
     window = np.array(w.extents(w.node.inputs[1])[2:])
     strides = np.array(w.attr("strides") or np.ones_like(window))
     dilations = np.array(w.attr("dilations") or np.ones_like(window))
-    num_after = extents - (window - 1) * dilations - 1
-    # As many as a stride would contain a second window.
+    num_after = extents - ((window - 1) * dilations + 1)
+    # With at least a stride of elements after the first window, there is a second one.
     return np.where(num_after < strides, num_after, 0)
 
 
@@ -323,8 +326,8 @@ def preprocess(function: Function) -> Function:
 
     Constants are folded here, because IREE simplifies exp(-(1 / c) * c) to exp(-1) even for c = 0. Convolutions are written as
     matrix products if products are faster. Raises ModelError, which is a ValueError, if an operator cannot be upgraded to
-    `MIN_OPSET`. The result depends only on the content of the Function, because `Iree.load` computes the weights of a saved
-    module again.
+    `MIN_OPSET`. Equal Functions must give equal results, because a saved module contains no weights: `Iree.load` computes them
+    again.
     """
     # No supported node has side effects, so control edges have no effect.
     free = function.replace(nodes=tuple(replace(node, control=()) for node in function.nodes))
@@ -338,7 +341,7 @@ def preprocess(function: Function) -> Function:
 
 
 def why_not_sized(function: Function) -> str | None:
-    """Explain that the shape of an input or output is unknown, or has a dim that no input has; None if all shapes are known."""
+    """Explain which input or output has no known rank, or a dim that is neither a number nor a symbol of an input; else None."""
     input_dims: set[object] = set()
     for value in function.inputs:
         input_dims.update(getattr(value.type, "shape", None) or ())

@@ -54,8 +54,8 @@ _lock = renew_after_fork(threading.Lock())
 def _why_not_lowered(node: Node, function: Function) -> str | None:
     """Explain why the compiler cannot lower the node; None if it can.
 
-    If the node is not cached, other nodes of the Function are lowered in the same run of the compiler, because starting it takes
-    longer than lowering them.
+    If the node is not cached, up to `MAX_QUERIES_PER_RUN` supported nodes of the Function that are not cached either are lowered
+    in the same run of the compiler, because starting it takes longer than lowering them.
     """
     query = _make_query(node, function)
     # Held while the compiler runs, because other threads usually query the same nodes.

@@ -48,7 +48,7 @@ def why_not_passable(name: str, type_: Type | None) -> str | None:
 
 
 def convert_type(element: Any, shape: Any) -> TensorType | None:
-    """Convert a type of OpenVINO to XRT's type. Dynamic dims become None. None for an element type that XRT does not pass."""
+    """Convert a type of OpenVINO, with None for dynamic dims. Return None for an element type that XRT does not pass."""
     dtype = _DTYPES_BY_NAME.get(element.get_type_name())
     if dtype is None:
         return None
@@ -161,6 +161,7 @@ class RequestFrame:
 
         ``shapes`` are the shapes of the outputs for these inputs. The shape of an output is None in each run if it is unknown.
         """
+        # ``preset`` is the array of the tensor that is set for all runs, or None; ``source`` is the index among the inputs.
         for index, (preset, source) in enumerate(zip(self._inputs, self._compiled.used_inputs, strict=True)):
             if preset is None:
                 self.set_tensor("input", index, make_contiguous(inputs[source]), self._compiled.inputs[index].dtype)
@@ -233,6 +234,7 @@ class OpenVinoExecutable(Executable):
         ]
         """Index and shape of each input that has symbolic dims."""
         input_dims = {dim for _, shape in self._symbolic_inputs for dim in shape or () if isinstance(dim, str)}
+        # OpenVINO infers more static shapes, but only the Function has the names of symbolic dims.
         types = zip(compiled.outputs, function.outputs, strict=True)
         self._output_shapes = [_find_shape(type_ if type_.is_static else value.type, input_dims) for type_, value in types]
         """The shape of each output; None if it contains a dim that is unknown before the run."""
@@ -269,6 +271,7 @@ class OpenVinoExecutable(Executable):
         read beyond the end of the smaller input.
         """
         sizes: dict[str, int] = {}
+        # The first input with a symbolic dim sets its size; later inputs must agree.
         for index, shape in self._symbolic_inputs:
             name, array = self.function.inputs[index].name, inputs[index]
             if index in self._used_inputs and not array.size:
@@ -298,6 +301,7 @@ class OpenVinoExecutable(Executable):
     def output_buffer_threshold(self) -> Sequence[int | None]:
         if self.compiled is None:
             return ()
+        # Smaller results are copied from preset tensors anyway. None: the output is passed through, or its shape is dynamic.
         return [MAX_COPIED_BYTES if is_fixed else None for is_fixed in self.compiled.can_preset]
 
     def inplace_pairs(self) -> Sequence[tuple[int, int]]:

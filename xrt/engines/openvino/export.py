@@ -48,10 +48,10 @@ def export_function(function: Function) -> ImportedModel:
     weights = list(large.values())
     contiguous = [make_contiguous(c.array) for c in weights]
     indices = _map_inputs([value.name for value in inputs], model)
-    count = len(function.inputs)
+    num_inputs = len(function.inputs)
     for index, parameter in zip(indices, model.get_parameters(), strict=True):
-        if index >= count:
-            tensor = to_tensor(contiguous[index - count], weights[index - count].dtype)
+        if index >= num_inputs:
+            tensor = to_tensor(contiguous[index - num_inputs], weights[index - num_inputs].dtype)
             constant = openvino.op.Constant(tensor, shared_memory=True)
             parameter.output(0).replace(constant.output(0))
             model.remove_parameter(parameter)
@@ -62,7 +62,7 @@ def export_function(function: Function) -> ImportedModel:
     producers = (result.input_value(0).get_node().get_type_name() for result in model.get_results())
     return ImportedModel(
         model=model,
-        used_inputs=tuple(index for index in indices if index < count),
+        used_inputs=tuple(index for index in indices if index < num_inputs),
         passed_through=tuple(producer in ("Parameter", "Constant") for producer in producers),
         arrays=tuple(contiguous),
         copied_bytes=copied_bytes,

@@ -60,7 +60,7 @@ def _add_identities(function: Function) -> Function:
     constant_outputs = [value.name for value in function.outputs if value.name in function.constants]
     if not constant_outputs:
         return function
-    new_names = {name: f"{name}/constant" for name in constant_outputs}
+    new_names = {name: f"{name}/constant" for name in constant_outputs}  # of the constants, as the Identities take the old names
     nodes = tuple(rename_node(node, new_names, {}) for node in function.nodes)
     identities = (Node("Identity", (constant,), (output,)) for output, constant in new_names.items())
     constants = {new_names.get(name, name): constant for name, constant in function.constants.items()}
@@ -73,8 +73,8 @@ def _write_pad(w: NodeWriter) -> str | None:
     None if the mode is not ``constant``, because others read the elements to crop, or if a rank is unknown.
     """
     x, pads = w.find_type(w.x), w.find_type(w.get_input(1))
-    count = pads.shape[0] if pads is not None and pads.shape else None
-    if x is None or x.shape is None or not isinstance(count, int) or w.attr("mode", "constant") != "constant":
+    num_pads = pads.shape[0] if pads is not None and pads.shape else None
+    if x is None or x.shape is None or not isinstance(num_pads, int) or w.attr("mode", "constant") != "constant":
         return None
     zero = w.constant(0, np.int64)
     # Positive pads add elements, negative ones remove them.
@@ -82,7 +82,8 @@ def _write_pad(w: NodeWriter) -> str | None:
     padded = w.op("Pad", w.x, positive, *w.node.inputs[2:], attributes=w.node.attributes)
     axes = w.get_input(3) or w.integers(range(len(x.shape)))
     # The first half of the pads are the amounts before each axis, the second half those after it.
-    first, middle, last = (w.integers([position]) for position in (0, count // 2, count))
+    first, middle, last = (w.integers([position]) for position in (0, num_pads // 2, num_pads))
+    # A negative pad of -n before an axis is a Slice that begins at n; after an axis, one that ends n elements before the end.
     begins = w.op("Neg", w.op("Slice", negative, first, middle))
     sizes = w.op("Gather", w.op("Shape", padded), axes)
     ends = w.op("Max", w.op("Add", sizes, w.op("Slice", negative, middle, last)), zero)

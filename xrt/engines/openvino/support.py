@@ -43,6 +43,7 @@ def lower(function: Function) -> Function:
 
 
 def _why_not_scan(node: Node, function: Function) -> str | None:
+    """Decline a Scan whose body captures the result of a node. Captured inputs and constants can be converted."""
     captures = [name for body in node.bodies for name in body.captures if function.producer(name)]
     if node.op_type == "Scan" and captures:
         return f"{LIBRARY} cannot convert a Scan whose body uses {captures[0]!r}, which a node outside the body computes"
@@ -50,7 +51,7 @@ def _why_not_scan(node: Node, function: Function) -> str | None:
 
 
 def _close_body(body: Function, outer: Function) -> Function:
-    """Turn the values that a body captures from ``outer`` into constants or additional inputs of the body."""
+    """Make a Function of a body without captures: captured values become its constants, or else additional inputs."""
     captured = [name for name in body.captures if name not in outer.constants]
     return body.replace(
         inputs=(*body.inputs, *(Value(name, outer.get_type(name)) for name in captured)),
@@ -79,7 +80,7 @@ def _list_typed_outputs(node: Node, function: Function) -> list[str]:
 
 
 _SUPPORTING_EMPTY = {f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Min", "Prod", "Sum", "SumSquare")}
-"""Operators whose results match the reference on empty tensors. A Slice or Compress with an empty result crashes the process."""
+"""Operators whose results match the reference on empty tensors. Others are declined there, as some even crash the process."""
 
 
 def _why_not_empty(node: Node, function: Function) -> str | None:

@@ -118,7 +118,7 @@ bool. Sums of int8 and uint8 saturate, so Add does not list these types."""
 
 
 def why_not_computed(node: Node, function: Function) -> str | None:
-    """Explain that `EXPORTED` does not contain the operator, or not this element type of it; None if it does."""
+    """Explain that `EXPORTED` lacks the operator, or this element type for it; None if it contains both."""
     if node.op_type not in EXPORTED:
         return f"{LIBRARY} does not support {node.op}, or computes it differently from ONNX"
     dtypes, _ = EXPORTED[node.op_type]
@@ -214,7 +214,7 @@ def _is_strided_pointwise_with_padding(node: Node, function: Function) -> bool:
 
 
 def _may_resize_to_fraction(node: Node, function: Function) -> bool:
-    """Whether the sizes times the scales of a Resize with aligned corners may be fractions."""
+    """Whether an output size of a Resize by scales, ``extent * scale``, may be a fraction in a mode that depends on the size."""
     if node.attr("coordinate_transformation_mode") not in ("align_corners", "pytorch_half_pixel"):
         return False
     scales, shape = find_constant_input(node, 2, function), find_shape(node, 0, function)
@@ -250,7 +250,7 @@ def _adds_pooling_window(reaches: Callable[[int, int, int, int], bool]) -> Predi
         ):
             data_end = pad_before + extent
             reach = dilation * (size - 1)  # from the first to the last element of a window
-            # The number of windows is ceil((length - reach - 1) / stride) + 1, so this is where the last one begins.
+            # There are ceil((length - reach - 1) / stride) + 1 windows, and the last one begins here. -(-a // b) rounds up.
             first = -(-(data_end + pad_after - reach - 1) // stride) * stride
             if reaches(first, first + reach, data_end, data_end + pad_after):
                 return True
@@ -283,14 +283,14 @@ def _gathers_from_larger_data(node: Node, function: Function) -> bool:
 
 
 def _has_ambiguous_slopes(node: Node, function: Function) -> bool:
-    """Whether the number of slopes of a PRelu may equal both the number of channels and the extent of the last axis."""
+    """Whether a vector of slopes of a PRelu may fit axis 1, where OpenVINO applies it, and the last axis, where ONNX does."""
     shape, slopes = find_shape(node, 0, function), find_shape(node, 1, function)
     if shape is None or slopes is None:
         return True
     if len(slopes) != 1 or len(shape) <= 2:
         return False
-    count, channels = slopes[0], shape[1]
-    return count == channels or not (isinstance(count, int) and isinstance(channels, int))
+    num_slopes, channels = slopes[0], shape[1]
+    return num_slopes == channels or not (isinstance(num_slopes, int) and isinstance(channels, int))
 
 
 def _may_be_empty_at_run_time(node: Node, function: Function) -> bool:
@@ -337,7 +337,7 @@ def _transforms_another_axis(node: Node, function: Function) -> bool:
     constant = find_constant_input(node, 2, function)
     if has_input(node, 2) and constant is None:
         return True
-    axis = -2 if constant is None else int(constant.array)
+    axis = -2 if constant is None else int(constant.array)  # the default, before the axis of real and imaginary parts
     rank = len(find_shape(node, 0, function) or ())
     return axis % max(rank, 1) != 1
 
@@ -346,7 +346,7 @@ def may_crop_whole_axis(node: Node, function: Function) -> bool:
     """Whether the negative amounts of a Pad may crop more elements than an axis has."""
     constant = find_constant_input(node, 1, function)
     if constant is None and has_input(node, 1):
-        return not _is_maximum_with_positive(node.inputs[1], function)
+        return not _is_maximum_with_positive(node.inputs[1], function)  # computed amounts may be negative
     pads = node.attr("pads", ()) if constant is None else constant.array.reshape(-1).tolist()
     if min(pads, default=0) >= 0:
         return False

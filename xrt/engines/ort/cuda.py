@@ -50,7 +50,7 @@ def why_not_present(provider: str) -> str | None:
 
 
 def why_no_tensorrt() -> str | None:
-    """Load TensorRT's libraries from its package or the loader's path. Explain why that fails, or return None."""
+    """Load TensorRT's libraries from its Python package, else from the loader's path. Explain why that fails, or return None."""
     package = find_spec("tensorrt_libs")
     locations = package.submodule_search_locations if package else None
     folders = [Path(folder) for folder in locations or ()]
@@ -108,22 +108,22 @@ def check_opened(session: InferenceSession, provider: str) -> None:
 
 
 def check_assigned(session: InferenceSession, function: Function) -> None:
-    """Raise CompileRefused if nodes compute floats on the CPU, which requires copies between host and device.
+    """Raise CompileRefused if the CPU computes nodes with float outputs, which requires copies between host and device.
 
-    Nodes that compute shapes are expected on the CPU.
+    Nodes without float outputs compute shapes, and are expected on the CPU.
     """
     cpu_names: set[str] = set()
     for part in session.get_provider_graph_assignment_info():
         if part.ep_name == "CPUExecutionProvider":
             cpu_names.update(node.name for node in part.get_nodes())
-    unassigned = []
+    unsupported = []
     for node in function.nodes:
         types = [function.get_type(name) for name in node.defined_names]
         if node.name in cpu_names and any(isinstance(type_, TensorType) and type_.dtype.is_float for type_ in types):
-            unassigned.append(node)
-    if unassigned:
-        names = ", ".join(f"{node.name!r} ({node.op})" for node in unassigned[:5])
-        raise CompileRefused(f"{LIBRARY} has no device kernel for {names}", [node.name for node in unassigned])
+            unsupported.append(node)
+    if unsupported:
+        names = ", ".join(f"{node.name!r} ({node.op})" for node in unsupported[:5])
+        raise CompileRefused(f"{LIBRARY} has no device kernel for {names}", [node.name for node in unsupported])
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class OrtOnDevice(Executable):
         return list(computed.values())
 
     def _compute(self, session: InferenceSession, arguments: dict[str, Any], buffers: dict[str, Any]) -> dict[str, Any]:
-        """Run the session on its stream and return its outputs."""
+        """Run the session on its stream and return its outputs, in ``buffers`` or, where the buffer is None, in new arrays."""
         binding, device = session.io_binding(), self._device
         for name, array in arguments.items():
             binding.bind_input(

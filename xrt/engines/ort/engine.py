@@ -168,7 +168,7 @@ class Ort(GraphCompiler):
     def _open(
         self, function: Function, export: ExportedModel, options: SessionOptions, saved: SavedSession | None = None
     ) -> OrtExecutable:
-        """Open a session on a model that was exported from the Function or from ``saved``, a saved session."""
+        """Open a session on ``export``, the model of the Function, or with ``saved`` the model of that saved session."""
         if saved is None:
             from xrt.engines.toolkit.memory import find_inplace_outputs  # not needed for a start from the cache
 
@@ -291,7 +291,7 @@ class Ort(GraphCompiler):
             from xrt.engines.ort.tables import has_exact_weights, has_vector_products  # not needed for a start from the cache
 
             disabled = [config[_DISABLED]] if config.get(_DISABLED) else []
-            # These optimizers have defects.
+            # These optimizers have defects (see `tables`). The entry is a list separated by semicolons.
             if has_vector_products(function):
                 disabled.append("MatmulTransposeFusion")
             if has_exact_weights(function):

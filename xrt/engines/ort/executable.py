@@ -237,6 +237,7 @@ class OrtExecutable(Executable):
         The results for other buffers are copied after the run, also if a buffer shares memory with an input that is not updated.
         """
         input_names = list(self._inputs)
+        # By the index of an output: the name of the input that it may overwrite. If both are the same array, that is an update.
         updated_inputs = {output: input_names[index] for index, output in self.inplace.items()}
         selected: dict[str, Array] = {}
         for index, ((name, type_), buffer) in enumerate(zip(self._outputs.items(), buffers, strict=True)):
@@ -404,7 +405,7 @@ def from_ort(value: OrtValue, dtype: DType) -> Array:
     raw: Array = np.empty(size, np.uint8)
     ctypes.memmove(raw.ctypes.data, value.data_ptr(), size)
     if _TRANSPORTS.get(dtype) is ValueTransport.PACKED:
-        from xrt.formats.onnx.messages import decode_data  # as above
+        from xrt.formats.onnx.messages import decode_data  # few models pass values of these types
 
         return decode_data(raw.data, dtype, shape, "an output")
     array: Array = raw.view(dtype.numpy)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from xrt.graph import Function
 
 _OPSET_OF_CASTS = 13
-"""The opset of the Casts that the library inserts for float16. It rejects its own Casts in a model below opset 6."""
+"""Minimum opset, if the Function has it: for float16 the library inserts Casts of opset 13, and rejects them below opset 6."""
 
 
 def export_model(function: Function) -> ExportedModel:
@@ -75,8 +75,8 @@ def _write_sum_as_product(writer: NodeWriter) -> str | None:
     dtype = type_.dtype
     shape = writer.extents(writer.x)
     num_axes = axes.array.size
+    # The input as a matrix: the summed axes are its rows, all other axes its columns. A sum over all axes has no columns.
     rows, columns = math.prod(shape[:num_axes]), shape[num_axes:]
-    # A sum over all axes has no columns.
     if not 0 < num_axes < len(shape) or 0 in shape or not MIN_ROWS <= rows <= MAX_ROWS:
         return None
     are_leading = sorted(int(axis) % len(shape) for axis in axes.array.reshape(-1)) == list(range(num_axes))
@@ -87,8 +87,8 @@ def _write_sum_as_product(writer: NodeWriter) -> str | None:
     source = writer.x
     if len(shape) > 2:
         source = writer.op("Reshape", source, writer.integers([rows, -1]))
-    result_shape = (1,) * num_axes + columns if writer.node.attr("keepdims", 1) else columns
-    sums = writer.op("MatMul", ones, source)  # a vector
+    result_shape = (*[1] * num_axes, *columns) if writer.node.attr("keepdims", 1) else columns
+    sums = writer.op("MatMul", ones, source)  # (rows,) times (rows, columns) is (columns,)
     return sums if len(result_shape) == 1 else writer.op("Reshape", sums, writer.integers(result_shape))
 
 
@@ -104,8 +104,8 @@ def unshare_int8_constants(function: Function) -> Function:
     nodes: list[Node] = []
     used_names: set[str] = set()
 
-    def rename_if_used(name: str) -> str:
-        """Return the value for another reader: the value itself for the first reader, a duplicate for later ones."""
+    def assign_reader(name: str) -> str:
+        """Return the value for its next reader: the value itself for the first reader, a new duplicate for each later one."""
         constant = function.constants.get(name)
         producer = function.producer(name) if name else None
         is_int8 = constant is not None and constant.dtype is DType.INT8
@@ -113,16 +113,16 @@ def unshare_int8_constants(function: Function) -> Function:
         if name not in used_names or not (is_int8 or is_dequantized):
             used_names.add(name)
             return name
-        duplicate = f"{name}/xrt/{len(used_names)}"
+        duplicate = f"{name}/xrt/{len(used_names)}"  # the number makes it unique
         used_names.add(duplicate)
         if constant is not None:
             constants[duplicate] = constant
         elif producer is not None:
-            inputs = tuple(map(rename_if_used, producer.inputs))
+            inputs = tuple(map(assign_reader, producer.inputs))  # the copy of the node is another reader of its inputs
             nodes.append(replace(producer, inputs=inputs, outputs=(duplicate,), name=duplicate, control=()))
         return duplicate
 
     for node in function.nodes:
-        inputs = tuple(map(rename_if_used, node.inputs))
+        inputs = tuple(map(assign_reader, node.inputs))
         nodes.append(node if inputs == node.inputs else replace(node, inputs=inputs))
     return function.replace(nodes=tuple(nodes), constants=constants)

@@ -111,14 +111,16 @@ class SavedSession:
         """Write this saved session with packed weights to a file in ``folder``, and map the file.
 
         Returns `data` if the library packs no weights. ``function`` must equal the saved Function. ``options`` are those of a
-        later load. Raises errors of the library.
+        later load. Raises errors of the library. Both models are written: `export_mapped` needs the one with marks, and `export`
+        the plain one, for a load that cannot map the file.
         """
         size, model_size = self.footer["weights"], self.footer["model"]
         with (folder / "packed-session").open("w+b") as file:
-            file.write(self.data[:size])
+            file.write(self.data[:size])  # the plain weights
             marked = pack_weights(self.export(function), options, folder, file)
             if marked is None:
                 return self.data
+            # "weights" is the size of plain and packed weights, "own" that of the plain ones only.
             changes = {"own": size, "weights": file.tell(), "mapped": len(marked)}
             file.write(self.data[size : size + model_size])
             file.write(marked)
@@ -259,6 +261,7 @@ def pack_weights(export: ExportedModel, options: SessionOptions, folder: Path, f
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _FILE)
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1")
     open_session(export, options, ["CPUExecutionProvider"])
+    # The external-data entries (key, value) of each initializer, in the exported model and in the library's optimized one.
     source_entries, packed_entries = read_entries(export.model), read_entries(packed.read_bytes())
     packed_forms: dict[str, list[str]] = {}
     for name in source_entries:
@@ -281,15 +284,16 @@ def _mark_entries(
     location = entry["location"]
     part = 0 if location == _WEIGHTS else int(location.removeprefix(_CONSTANT)) + 1
     entries = [("location", _NAME), ("offset", _mark(part, int(entry.get("offset", "0")))), ("length", entry["length"])]
+    # The library writes a packed form as "key|offset;length;checksum|...", with one triple per buffer.
     for count, form in enumerate(packed_forms):
-        key, *buffers = form.split("|")
+        marked, *buffers = form.split("|")
         for buffer in buffers:
             offset, length, checksum = buffer.split(";")
             file.write(bytes(-file.tell() % ALIGNMENT))
-            key += f"|{_mark(0, file.tell())};{length};{checksum}"
+            marked += f"|{_mark(0, file.tell())};{length};{checksum}"
             source.seek(int(offset))
             file.write(source.read(int(length)))
-        entries.append((f"prepacked_{count}", key))
+        entries.append((f"prepacked_{count}", marked))
     return entries
 
 

@@ -68,9 +68,10 @@ def _query_library(query: NodeQuery, providers: tuple[str, ...]) -> str | None:
     if missing is None:
         return reason
     types = ", ".join(str(getattr(operand, "dtype", operand)) for operand in query.inputs if operand is not None)
-    inner = missing[1] or missing[2]
-    inside = "" if inner == query.op_type else f", which it expands to {inner}"
-    return f"{LIBRARY} has no kernel for {query.op_type} of {types or 'no inputs'}{inside}"
+    # The operator in the error: the node's, or one of the function to which the library expands it.
+    missing_op = missing[1] or missing[2]
+    expansion = "" if missing_op == query.op_type else f", which it expands to {missing_op}"
+    return f"{LIBRARY} has no kernel for {query.op_type} of {types or 'no inputs'}{expansion}"
 
 
 def _erase_extents(type_: Any) -> Any:

@@ -34,7 +34,7 @@ def is_wider_than_single(node: Node, function: Function) -> bool:
     return find_dtype(node, 0, function) in (DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT32, DType.UINT64)
 
 
-def may_reduce_no_booleans(node: Node, function: Function) -> bool:
+def may_reduce_empty_booleans(node: Node, function: Function) -> bool:
     """Whether the input of a reduction is boolean and may be empty."""
     if find_dtype(node, 0, function) is not DType.BOOL:
         return False
@@ -43,7 +43,7 @@ def may_reduce_no_booleans(node: Node, function: Function) -> bool:
 
 
 def may_reduce_empty_from_end(node: Node, function: Function) -> bool:
-    """Whether the input may be empty and an axis may be negative. Symbolic dims are assumed not to be 0."""
+    """Whether the input of a reduction may be empty and an axis may be negative. Symbolic dims are assumed not to be 0."""
     shape = find_shape(node, 0, function)
     if shape is not None and 0 not in shape and not _is_sized_by_data(node, 0, function):
         return False
@@ -74,7 +74,7 @@ def _is_sized_by_data(node: Node, index: int, function: Function) -> bool:
 
 
 def broadcasts_an_empty_product(node: Node, function: Function) -> bool:
-    """Whether an operand of a MatMul may be empty, and one operand is a vector or their batch dims differ."""
+    """Whether an operand of a MatMul may be empty, and one is a vector or their batch dims (all but the last two) differ."""
     left, right = (find_shape(node, index, function) or () for index in (0, 1))
     is_sized_by_data = any(_is_sized_by_data(node, index, function) for index in (0, 1))
     if min(len(left), len(right)) == 1:
@@ -84,7 +84,7 @@ def broadcasts_an_empty_product(node: Node, function: Function) -> bool:
 
 
 def scales_bias_of_empty_product(node: Node, function: Function) -> bool:
-    """Whether the inner dim of a Gemm is 0, so that its result is only the bias, and beta scales the bias."""
+    """Whether a Gemm, ``alpha * A @ B + beta * C``, adds up no products (the inner dim of A is 0) and has a beta other than 1."""
     shape = find_shape(node, 0, function)
     inner = None if shape is None else shape[0 if node.attr("transA", 0) else 1]
     return inner == 0 and has_input(node, 2) and node.attr("beta", 1.0) != 1.0
@@ -96,9 +96,10 @@ def may_round_resized(node: Node, function: Function) -> bool:
     if mode not in ("align_corners", "pytorch_half_pixel") or not has_input(node, 2) or has_input(node, 3):
         return False
     scaled = _list_scaled_extents(node, function)
+    # align_corners divides by the output size minus 1, so every fraction matters. Unknown scales may give one.
     if mode == "align_corners":
         return scaled is None or not all(is_whole(extent, scale) for extent, scale in scaled)
-    # pytorch_half_pixel distinguishes only whether the size is larger than 1.
+    # pytorch_half_pixel only tests whether the size is larger than 1: a size between 1 and 2 is, and rounded down it is not.
     sizes = (extent * scale for extent, scale in scaled or () if isinstance(extent, int))
     return any(1 < size < 2 for size in sizes)
 
@@ -146,6 +147,7 @@ def leaves_gaps_between_windows(node: Node, function: Function) -> bool:
     strides, dilations = node.attr("strides", ones), node.attr("dilations", ones)
     output_padding = node.attr("output_padding", (0,) * len(kernel))
     for extent, stride, dilation, padding in zip(kernel, strides, dilations, output_padding, strict=True):
+        # A dilated window spans (extent - 1) * dilation + 1 elements.
         if not isinstance(extent, int) or (extent - 1) * dilation + 1 + padding < stride:
             return True
     return False
@@ -158,12 +160,12 @@ def returns_capped_scores(node: Node, function: Function) -> bool:
 
 
 def has_mismatched_mask(node: Node, function: Function) -> bool:
-    """Whether the last two dims of an attention mask are known to differ from those of the scores: queries and past + keys."""
+    """Whether an attention mask is known not to have the last two dims of the scores: (queries, past keys + keys)."""
     mask, queries, keys = (find_shape(node, index, function) for index in (3, 0, 1))  # attn_mask, Q, K
     if not mask or len(mask) < 2 or not queries or not keys:
         return False
     past_length: Dim = 0
-    if has_input(node, 4):
+    if has_input(node, 4):  # past_key; the length is the second to last axis of keys and queries
         past_key = find_shape(node, 4, function)
         past_length = past_key[-2] if past_key else None
     return _differ(mask[-2], queries[-2]) or _differ(mask[-1], _sum(keys[-2], past_length))
@@ -218,7 +220,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("ReduceMax", "ReduceMin"),
-        may_reduce_no_booleans,
+        may_reduce_empty_booleans,
         "cannot reduce an empty tensor of booleans, and this one may be empty",
         ("test_reduce_max_empty_set_bool: refused when run",),
     ),
@@ -411,7 +413,7 @@ def is_fused(node: Node, function: Function) -> bool:
     """Whether the library fuses a DequantizeLinear of a constant with all nodes that read it.
 
     It fuses 8-bit weights and biases if the other operand is quantized too, operands of Add and Mul if also the result is
-    quantized, and 4-bit block-quantized weights of a MatMul.
+    quantized, and 4-bit block-quantized weights that are the right operand of MatMuls (and not also the left one).
     """
     if not node.attr("block_size", 0):
         return has_quantized_readers(node, function, quantizing=QUANTIZING)
@@ -421,7 +423,7 @@ def is_fused(node: Node, function: Function) -> bool:
 
 
 def _has_blocks(node: Node, function: Function) -> bool:
-    """Whether the node dequantizes a 4-bit matrix, with blocks of a supported size along its columns."""
+    """Whether the node dequantizes a 4-bit matrix with blocks of a supported size along axis 0, over which a MatMul sums."""
     type_, size = function.get_type(node.inputs[0]), node.attr("block_size", 0)
     if not isinstance(type_, TensorType) or type_.dtype not in FOUR_BIT or type_.shape is None:
         return False
@@ -447,9 +449,9 @@ _REQUANTIZED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 def has_exact_weights(function: Function) -> bool:
-    """Whether a product in the Function or its bodies reads a dequantized value and weights in floating point.
+    """Whether a product in the Function or its bodies has a dequantized first operand and floating-point weights.
 
-    WeightBiasQuantization of ONNX Runtime 1.31 would quantize these weights.
+    WeightBiasQuantization of ONNX Runtime 1.31 would quantize these weights. It first folds constants and moves dequantizations.
     """
 
     def is_dequantized(name: str, holder: Function) -> bool:
@@ -459,9 +461,9 @@ def has_exact_weights(function: Function) -> bool:
             source = holder.producer(source.inputs[0])
         return source is not None and source.op == "DequantizeLinear"
 
-    def is_exact(name: str, holder: Function) -> bool:
+    def is_exact_constant(name: str, holder: Function) -> bool:
         source = holder.producer(name)
-        # A chain of operators on a constant, whose other inputs are constants, is a constant after folding.
+        # Follow the first inputs: a chain of operators on a constant, whose other inputs are constants, is folded to a constant.
         while source is not None and source.op != "DequantizeLinear":
             other_inputs = {operand for operand in source.inputs[1:] if operand}
             if not other_inputs <= holder.constants.keys():
@@ -470,5 +472,5 @@ def has_exact_weights(function: Function) -> bool:
             source = holder.producer(name)
         return source is None and name not in {value.name for value in holder.inputs}
 
-    products = ((holder, node) for holder, node in function.walk() if node.op in _REQUANTIZED)
-    return any(is_dequantized(x.inputs[0], holder) and is_exact(x.inputs[1], holder) for holder, x in products)
+    products = ((holder, node.inputs) for holder, node in function.walk() if node.op in _REQUANTIZED)
+    return any(is_dequantized(inputs[0], holder) and is_exact_constant(inputs[1], holder) for holder, inputs in products)

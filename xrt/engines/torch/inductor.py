@@ -340,7 +340,7 @@ def _make_library_call(library: InductorLibrary, function: Function) -> Callable
 
     It does not refer to the executable, which is freed as soon as it is dropped.
     """
-    dynamic_axes: list[tuple[int, int]] = []
+    dynamic_axes: list[tuple[int, int]] = []  # (input, axis)
     for index, value in enumerate(function.inputs):
         shape = getattr(value.type, "shape", None) or ()
         dynamic_axes += [(index, axis) for axis, dim in enumerate(shape) if not isinstance(dim, int)]

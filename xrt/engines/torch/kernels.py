@@ -344,7 +344,7 @@ class PyTorchLayer:
         is_supported = self._call is not None and type(x) is torch.Tensor and x.dtype in _LAYER_DTYPES
         return is_supported and x.numel() > 0 and all(operand is None for operand in unsupported)
 
-    def __call__(self, x: Tensor, w: Tensor, r: Tensor, bias: Tensor, initial: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def __call__(self, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None, initial: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Compute Y and the last states, in the node's layout. ``initial`` are the initial states; None means zeros."""
         assert self._call is not None  # checked by `accepts`
         x = x.transpose(0, 1) if self._batch_first else x  # (time, batch, features)
@@ -354,7 +354,7 @@ class PyTorchLayer:
         directions, batch, hidden = r.shape[0], x.shape[1], r.shape[-1]
         zeros = x.new_zeros((directions, batch, hidden))
         states = [zeros if state is None else self._swap_batch_axis(state).contiguous() for state in initial]
-        # Has biases, one layer, no dropout, no training, bidirectional, not batch first.
+        # In PyTorch's order: has biases, layers, dropout, training, bidirectional, batch first.
         options = bias is not None, 1, 0.0, False, directions == 2, False
         first_states = states if self._op == "LSTM" else states[0]
         y, *last = self._call(x, first_states, self._reorder_weights(w, r, bias), *options)
@@ -365,8 +365,8 @@ class PyTorchLayer:
     def _swap_batch_axis(self, state: Tensor) -> Tensor:
         return state.transpose(0, 1) if self._batch_first else state
 
-    def _reorder_weights(self, w: Tensor, r: Tensor, bias: Tensor) -> list[Tensor]:
-        """List the parameters of PyTorch's function, with gates in its order: for each direction the weights, then the biases."""
+    def _reorder_weights(self, w: Tensor, r: Tensor, bias: Tensor | None) -> list[Tensor]:
+        """List the parameters of PyTorch's function, with gates in its order: for each direction w, r, and the biases if any."""
         if self._weights is not None:
             return self._weights
         order = _GATE_ORDERS[self._op]
@@ -374,7 +374,8 @@ class PyTorchLayer:
         # Axis 1 consists of one block per gate, with as many rows as there are hidden elements.
         reordered = [p.unflatten(1, (len(order), r.shape[-1]))[:, list(order)].flatten(1, 2) for p in onnx_parameters]
         weights = [parameter[direction] for direction in range(len(w)) for parameter in reordered]
-        if self._is_constant:  # two threads may both do this, with equal results
+        # Two threads may both do this, with equal results. Then the memory report counts the weights twice.
+        if self._is_constant:
             self._packed.extend(reordered)
             self._weights = weights
         return weights

@@ -97,6 +97,7 @@ class TorchNamespace:
         return torch.tensor(sizes, dtype=torch.int64)
 
     def asarray(self, value: Any, dtype: Any = None) -> Tensor:
+        # An array first becomes a tensor of the type that represents its element type (see `dtypes`).
         if isinstance(value, np.ndarray):
             value = make_from_numpy(DType.from_array(value))(np.ascontiguousarray(value))
         if not isinstance(value, torch.Tensor):
@@ -156,7 +157,8 @@ class TorchNamespace:
         if not any(begin or end for begin, end in remaining):
             return x
         if mode == "constant":
-            return functional.pad(x, list(chain.from_iterable(reversed(remaining))), value=value)  # from the last axis on
+            # PyTorch lists (begin, end) of the last axis first.
+            return functional.pad(x, list(chain.from_iterable(reversed(remaining))), value=value)
         for axis, (begin, end) in enumerate(remaining):
             if begin or end:
                 positions = torch.arange(-begin, x.shape[axis] + end)
@@ -220,6 +222,7 @@ class TorchNamespace:
         if axis is None:
             x, axis = x.reshape(-1), 0
         axis %= x.ndim
+        # index_select accepts only a vector of indices: flatten them, then replace the axis by the axes of the indices.
         elements = x.index_select(axis, make_nonnegative(indices.reshape(-1), x.shape[axis]))
         return elements if indices.ndim == 1 else elements.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
 
@@ -293,7 +296,8 @@ class TorchNamespace:
                 states = following
                 history.append(states[0])
             else:
-                alive = (time < lengths)[:, None]
+                # After its end a sequence keeps its states, and its history is zero.
+                alive = (time < lengths)[:, None]  # (batch, 1), for states (batch, hidden)
                 states = tuple(torch.where(alive, new, old) for new, old in zip(following, states, strict=True))
                 history.append(torch.where(alive, states[0], 0))
         if not history:
@@ -334,7 +338,7 @@ def _write_elements(x: Tensor, indices: tuple[Tensor, ...], values: Tensor, redu
     strides = [prod(shape[i + 1 : len(indices)]) for i in range(len(indices))]
     flat: Any = sum(index * stride for index, stride in zip(indices, strides, strict=True))
     target = x.reshape(rows, -1)
-    index = flat.reshape(-1, 1).expand(-1, target.shape[1])
+    index = flat.reshape(-1, 1).expand(-1, target.shape[1])  # (number of updates, columns), as are the values
     parts = values.expand(*flat.shape, *shape[len(indices) :]).reshape(index.shape)
     return target.scatter_reduce(0, index, parts, _SCATTER_REDUCTIONS[reduction]).reshape(shape)
 

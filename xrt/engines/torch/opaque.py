@@ -38,16 +38,16 @@ def make_opaque_kernel(ctx: TorchKernelContext) -> Run:
     """
     call = OpaqueCall.read(ctx.node)
     operator = _find_operator(call.operator)
-    updates = any(argument.name.startswith("running_") for argument in operator._schema.arguments)
-    declared = [ctx.function.get_type(name) if ctx.wants(k) else None for k, name in enumerate(ctx.node.outputs)]
+    updates_inputs = any(argument.name.startswith("running_") for argument in operator._schema.arguments)
+    declared_types = [ctx.function.get_type(name) if ctx.wants(k) else None for k, name in enumerate(ctx.node.outputs)]
 
     def run(*inputs: Any) -> tuple[Any, ...]:
-        if updates:  # batch norm in training mode writes to its statistics, although its schema does not say so
+        if updates_inputs:  # batch norm in training mode writes to its statistics, although its schema does not say so
             inputs = tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs)
         args, kwargs = call.resolve(lambda tagged: _resolve_argument(tagged, inputs))
         results = operator(*args, **kwargs)
         tensors = tuple(map(_to_tensor, results if isinstance(results, tuple | list) else (results,)))
-        for k, type_ in enumerate(declared):
+        for k, type_ in enumerate(declared_types):
             _check_result(call.operator, k, tensors[k] if k < len(tensors) else None, type_)
         return tensors
 
@@ -105,7 +105,7 @@ def _why_not_callable(schema: Any) -> str | None:
     arguments = [(argument.name, _find_element_type(argument.type)) for argument in schema.arguments]
     if any(kind == "str" and ("file" in name or "path" in name) for name, kind in arguments):
         return "it has a file name as argument"
-    # Operators that create a tensor from numbers are allowed, but not ``empty``, which exposes uninitialized memory.
+    # PyTorch's operators that create a tensor from numbers are allowed, but not ``empty``, which exposes uninitialized memory.
     is_factory = schema.name.partition("::")[0] in _BUILTIN_NAMESPACES and "empty" not in schema.name
     if all(kind != "Tensor" for _, kind in arguments) and not is_factory:
         return "it has no tensor as argument"

@@ -137,10 +137,12 @@ def _list_last_uses(function: Function) -> list[list[str]]:
 
 
 def _make_step(run: Run, node: Node, slots: dict[str, int], last_uses: Sequence[str]) -> Step:
+    """Make the step of a node. ``slots`` maps names of values to slots, ``last_uses`` are the values to clear afterwards."""
     arguments = tuple(slots[name] for name in (*node.inputs, *node.captures))
     results = tuple(slots[name] if name else UNUSED_SLOT for name in node.outputs)
     cleared = tuple(slots[name] for name in last_uses)
-    return run, arguments, results[0] if _has_single_output(node) else results, cleared
+    target = results[0] if _has_single_output(node) else results
+    return run, arguments, target, cleared
 
 
 def _has_single_output(node: Node) -> bool:
@@ -163,19 +165,19 @@ def _make_kernel(ctx: TorchKernelContext) -> Run:
 
 
 def _bind_constants(run: Run, host: Sequence[int], ctx: TorchKernelContext) -> Run:
-    """Wrap a kernel to pass constant inputs as NumPy arrays, at the input indices ``host``, where it reads axes or sizes."""
+    """Wrap a kernel to pass constants as NumPy arrays at the input indices ``host``, from which it reads axes or sizes."""
     values = {i: find_constant(name, ctx.function) for i, name in enumerate(ctx.node.inputs) if i in host}
     constants = {i: value.array for i, value in values.items() if value is not None}
     if not constants:
         return run
 
-    def call(*inputs: Any) -> Any:
+    def run_with_constants(*inputs: Any) -> Any:
         arguments = list(inputs)
         for i, array in constants.items():
             arguments[i] = array
         return run(*arguments)
 
-    return call
+    return run_with_constants
 
 
 def _decompose(ctx: TorchKernelContext, reason: str) -> Run:
@@ -216,7 +218,7 @@ def _truncate_results(run: Run, masks: Sequence[int | None]) -> Run:
     def run_truncated(*inputs: Any) -> Any:
         result = run(*inputs)
         if result.__class__ is not tuple:
-            return result & masks[0]
+            return result & masks[0]  # the mask of a single output is not None here
         return tuple(value if mask is None else value & mask for value, mask in zip(result, masks, strict=False))
 
     return run_truncated

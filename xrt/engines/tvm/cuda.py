@@ -268,7 +268,7 @@ def lift_allocations(module: IRModule) -> tuple[IRModule, tuple[int, ...], tuple
     """
     main = module["main"]
     bindings = list_bindings(main)
-    # Each storage becomes a parameter: an array of bytes of the same size.
+    # Each storage becomes a parameter: an array of bytes of the same size. ``blocks`` maps the storage to its parameter.
     blocks = {}
     for binding in bindings:
         if get_called_operator(binding) == ALLOCATE_STORAGE:
@@ -315,7 +315,7 @@ def _get_callee_name(call: Call) -> str:
 
 
 def _find_parameter(origin: Any, parameters: Sequence[Any]) -> int:
-    """Find the index of the parameter that contains a result of this origin; raises CompileRefused if there is none."""
+    """Find the index of the parameter that is the origin of a result; raises CompileRefused if TVM allocates the result."""
     for position, parameter in enumerate(parameters):
         if parameter.same_as(origin):
             return position

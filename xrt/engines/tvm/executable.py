@@ -31,6 +31,7 @@ def summarize_error(cause: BaseException) -> str:
     """Shorten TVM's error to its first informative line, without source locations."""
     lines = [line.strip() for line in str(cause).splitlines()]
     text = next((line for line in lines if line and not line.startswith(("Stack trace", "File "))), "")
+    # Remove "Check failed: (condition) is false: ", unless nothing is left then.
     text = re.sub(r"^.*Check failed:\s*(?:\(.*\) is false|\(.*?\)):?\s*", "", text) or text
     text = re.sub(r"\s+", " ", text).rstrip(" .:")
     return shorten(text, MAX_SUMMARY_LENGTH) or type(cause).__name__
@@ -80,13 +81,14 @@ class RelaxExecutable(Executable):
         return [result if buffer is None else fill(buffer, result) for result, buffer in zip(results, out, strict=True)]
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
+        # Only for the common case, a single result in new memory: there is nothing to copy.
         if self.program.results_are_fresh != (True,) or self._has_symbolic_dims:
             return super().fast_call()
-        # The common case, a single result in new memory: there is nothing to copy.
         call, constants = self._call, self._constants
 
         def run(*inputs: Any) -> Sequence[Any]:
             returned = call("main", [*map(to_tensor, inputs), *constants])
+            # Depending on the code, a single result is returned as a tensor or in a tuple.
             return [_to_array(returned if type(returned) is Tensor else returned[0])]
 
         return run
@@ -135,7 +137,7 @@ class RelaxExecutable(Executable):
         return {entry: machine[entry] for entry in entries}
 
     def _copy_shared_results(self, returned: Any) -> list[Array]:
-        """Convert what ``main`` returned to arrays. Results that share memory with an input or another result are copied."""
+        """Convert the results of ``main`` to arrays. Those that share memory with an input or another result are copied."""
         tensors = (returned,) if isinstance(returned, Tensor) else returned
         pairs = zip(map(_to_array, tensors), self.program.results_are_fresh, strict=True)
         return [array if is_fresh else array.copy() for array, is_fresh in pairs]

@@ -59,6 +59,7 @@ def import_function(function: Function, polynomials: bool = True) -> ImportedMod
     """
     function = decompose(fold_constants(function, _reject_evaluation))
     weights = {name: c for name, c in function.constants.items() if c.array.size > MAX_INLINE_ELEMENTS}
+    # A model in which the weights are inputs, after those of the Function.
     lifted = function.replace(
         inputs=(*function.inputs, *(Value(name, c.type) for name, c in weights.items())),
         constants={name: c for name, c in function.constants.items() if name not in weights},
@@ -174,6 +175,7 @@ def _batch_normalization(w: NodeWriter) -> str | None:
     if len(constants) < 4 or len(w.node.outputs) > 1 or not w.dtype(w.x).is_float:
         return None
     scale, bias, mean, variance = constants
+    # (x - mean) / sqrt(variance + epsilon) * scale + bias = x * factor + (bias - mean * factor)
     factor = scale / np.sqrt(variance + w.attr("epsilon", 1e-5))
     scaled = w.op("Mul", w.x, _write_channel_constant(w, factor))
     return w.op("Add", scaled, _write_channel_constant(w, bias - mean * factor))

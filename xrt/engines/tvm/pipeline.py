@@ -70,9 +70,10 @@ class _LibraryCaller(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         call = self.visit_expr_post_order(call)
         if getattr(call.op, "name", "") != "relax.call_tir" or call.args[0].name_hint not in self.names:
             return call
+        function, inputs = call.args[0], call.args[1]
         (result,) = call.ty_args
         results = list(result.fields) if isinstance(result, TupleType) else [result]  # loops with several results return a tuple
-        return relax.op.call_dps_packed(call.args[0].name_hint, call.args[1], out_ty=results)
+        return relax.op.call_dps_packed(function.name_hint, inputs, out_ty=results)
 
 
 _failures: list[Exception] = []
@@ -227,7 +228,7 @@ def list_result_origins(returned: Any, bindings: Sequence[Any]) -> list[Any]:
     """Find the origin of each result of a function: a parameter, a constant, or a variable that a call computes.
 
     ``returned`` is the expression that the function returns, a tuple if it has several results. For a field of a tuple that a
-    call returns, the origin is a TupleGetItem.
+    call returns, the origin is a TupleGetItem. Bindings that only rename a value, build a tuple or read its fields are followed.
     """
     values = {binding.var: binding.value for binding in bindings}
 
@@ -248,7 +249,7 @@ def list_result_origins(returned: Any, bindings: Sequence[Any]) -> list[Any]:
 
 
 def _count_planned_bytes(main: relax.Function) -> int:
-    """Sum the bytes of all storage that a function allocates after StaticPlanBlockMemory."""
+    """Sum the bytes of all storage that a function allocates after StaticPlanBlockMemory (argument 0 is the size)."""
     storage = [binding.value for binding in list_bindings(main) if get_called_operator(binding) == ALLOCATE_STORAGE]
     return sum(int(extent) for call in storage for extent in call.args[0].values)
 

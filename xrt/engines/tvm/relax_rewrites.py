@@ -182,6 +182,7 @@ def _where(call: Call, builder: BlockBuilder) -> Any:
     comparison = builder.lookup_binding(condition) if isinstance(condition, relax.Var) else None
     if not isinstance(comparison, Call):
         return call
+    # The branches must be the compared operands, in the same order.
     if not all(_is_same(operand, branch) for operand, branch in zip(comparison.args, branches, strict=False)):
         return call
     operators = {"relax.greater": relax.op.maximum, "relax.less": relax.op.minimum}

@@ -212,7 +212,7 @@ class LoopNest:
         Vectors are read contiguously, and their elements are written to separate cache lines. That is twice as fast as reading
         from separate lines and writing vectors. Without tiles, a transposition of NHWC to NCHW takes 3 times as long.
         """
-        transposed = self._find_transposed_run(runs)
+        transposed = self._find_transposed_run(runs)  # the index of a run, and of its loop
         if transposed is None or self.iterations < MIN_PARALLEL_ITERATIONS:
             return loops[0]
         schedule = self.schedule
@@ -296,7 +296,7 @@ class LoopNest:
         return True
 
     def _find_reuse_axis(self, reads: list[Any]) -> int | None:
-        """Find the innermost axis before the last axis of the result on which no read depends; None if there is none."""
+        """Find the innermost axis of several elements, before the last one, on which no read depends; None if there is none."""
         for axis in reversed(range(self.num_spatial - 1)):
             variable = self.loop_variables[axis]
             is_read = any(_depends_on(dim, variable) for read in reads for dim in read.region)
@@ -311,6 +311,7 @@ class LoopNest:
         registers = schedule.cache_write(self.block, 0, "local")
         loops = schedule.get_loops(self.block)
         outer, reduced = loops[: self.num_spatial - 1], loops[self.num_spatial :]
+        # The order of the loops becomes: outer, column of tiles, reductions, row, vector, lane. A tile is the last three.
         inner = []
         if reuse is not None:
             outer[reuse], row = schedule.split(outer[reuse], [None, rows])
@@ -425,7 +426,7 @@ class CpuSchedule(dlight.ScheduleRule):  # type: ignore[misc]  # TVM has no type
         for block in remaining:
             if block.name not in movable:
                 schedule = _schedule_block(schedule, block, cpu)
-        # After their readers, whose schedules determine the loop to move into. In reverse: movable blocks may read each other.
+        # Move blocks only now, into the scheduled loops of their readers. In reverse: movable blocks may read each other.
         for block in reversed(remaining):
             if block.name in movable and not compute_at_readers(schedule, block):
                 schedule = _schedule_block(schedule, block, cpu)
@@ -487,26 +488,26 @@ class _Usage:
     can_move: bool
     """Whether all readers traverse the same elements in the same order, so that a register can contain the result instead."""
     is_reduced: bool
-    """Whether a reader would compute the same element several times, as a broadcasting reduction does."""
+    """Whether inlining would make a reduction compute elements several times: it has more iterations than the block."""
     may_cancel: bool
     """Whether an inlined expression would subtract, and load from the same buffer twice. TVM simplifies expressions as if they
     were exact: ``(x + c) - c`` becomes ``x``, which is wrong with rounding or infinities."""
 
     @classmethod
     def from_block(cls, schedule: s_tir.Schedule, block: SBlockInfo, blocks: Sequence[SBlockInfo]) -> _Usage:
-        """Analyze the use of ``block`` by its readers among ``blocks``."""
+        """Analyze how readers among ``blocks`` use ``block``. Inlining replaces each of their loads by its expression."""
         names = {schedule.get(reader).name_hint for reader in schedule.get_consumers(block.block_rv)}
         readers = [other for other in blocks if other.name in names]
         stmt = schedule.get(block.block_rv)
         operations = count_operations(stmt.body)
         bodies = [schedule.get(reader.block_rv).body for reader in readers]
         loads = [count_loads(body, stmt.writes[0].source) for body in bodies]
-        inlined = [count_operations(body) + count * operations for body, count in zip(bodies, loads, strict=True)]
+        inlined_sizes = [count_operations(body) + count * operations for body, count in zip(bodies, loads, strict=True)]
         return cls(
             operations=operations,
             recomputed_operations=operations * (sum(map(_count_elements, readers)) - _count_elements(block)),
             repeated_operations=operations * (sum(loads) - 1),
-            largest_expression=max(inlined, default=0),
+            largest_expression=max(inlined_sizes, default=0),
             can_move=all(_has_same_traversal(schedule, block, reader) for reader in readers),
             is_reduced=any(not r.is_injective() and _count_elements(r) > _count_elements(block) for r in readers),
             may_cancel=any(_may_cancel(stmt, schedule.get(reader.block_rv)) for reader in readers),

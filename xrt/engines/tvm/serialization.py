@@ -141,6 +141,7 @@ def load_program(kind: type[Program], data: memoryview, function: Function, fold
     """
     if folder is None:
         raise CompileRefused("TVM loads a library from a file, and there is no working directory")
+    # The layout is that of `save_program`: the header's length, the header, the library, padding, the stored constants.
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(bytes(data[8:start]))
     end = start + header.pop("library")

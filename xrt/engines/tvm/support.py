@@ -32,6 +32,7 @@ def _why_not_importable(node: Node, function: Function) -> str | None:
 
 
 def _why_not_type(node: Node, name: str, type_: Type) -> str | None:
+    """Explain why the type of an input or output is unsupported; None if it is supported. The import infers shapes of outputs."""
     if not isinstance(type_, TensorType):
         return f"{name!r} is {type_}, and TVM supports only tensors"
     if type_.dtype not in DTYPES:

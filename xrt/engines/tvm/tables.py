@@ -27,7 +27,7 @@ CONSTANT_OPERANDS = {"CumSum": (1,), "OneHot": (2,), "Pad": (2,), "Resize": (1,)
 
 
 def _has_negative_axis_and_indices(node: Node, function: Function) -> bool:
-    """Whether the axis of a Gather is negative, but not the first one, and its indices may be negative too."""
+    """Whether the axis of a Gather is negative, but not the first axis (``-rank``), and its indices may be negative too."""
     axis, rank = node.attr("axis", 0), len(find_shape(node, 0, function) or ())
     if axis >= 0 or axis == -rank:
         return False
@@ -60,17 +60,19 @@ def _has_inexact_ties(node: Node, function: Function) -> bool:
     shapes = [type_.shape for type_ in (before, after) if isinstance(type_, TensorType) and type_.shape is not None]
     if node.attr("mode", "nearest") != "nearest" or len(shapes) != 2:
         return False
+    # Before opset 11 there is only one mode: position = index * ratio, rounded down.
     has_fixed_coordinates = node.op_type == "Upsample" or (since_version(node, function) or 0) < 11
     coordinates = "asymmetric" if has_fixed_coordinates else node.attr("coordinate_transformation_mode", "half_pixel")
     rounding = "floor" if has_fixed_coordinates else node.attr("nearest_mode", "round_prefer_floor")
     # Rounding selects another element from each half on, floor and ceil from each integer on.
     boundary = Fraction(1, 2) if rounding.startswith("round") else Fraction(0)
-    extents = ((a, b) for a, b in zip(*shapes, strict=True) if isinstance(a, int) and isinstance(b, int) and a != b)
-    return any(_reads_at_boundary(source, target, coordinates, boundary) for source, target in extents)
+    resized = ((a, b) for a, b in zip(*shapes, strict=True) if isinstance(a, int) and isinstance(b, int) and a != b)
+    return any(_reads_at_boundary(source, target, coordinates, boundary) for source, target in resized)
 
 
 def _reads_at_boundary(source: int, target: int, coordinates: str, boundary: Fraction) -> bool:
     """Whether resizing a dim from ``source`` to ``target`` elements reads an inexact position at an integer plus ``boundary``."""
+    # The position of element i in the source is (i + offset) * ratio - offset. Aligned corners have the ratio of sizes minus 1.
     reduction = 1 if coordinates == "align_corners" else 0
     ratio = Fraction(source - reduction, max(target - reduction, 1))
     if ratio.denominator & (ratio.denominator - 1) == 0:  # a power of two: all positions are exact in binary

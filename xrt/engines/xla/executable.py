@@ -42,6 +42,10 @@ class ConstantArguments:
 
     @classmethod
     def from_function(cls, function: Function, device: Any) -> ConstantArguments:
+        """Pass constants that nodes use and that have more than `MAX_KNOWN_ELEMENTS` elements; the code contains the others.
+
+        The order is that of first use, which is the same for equal Functions: code that was saved has the same arguments.
+        """
         used_names = dict.fromkeys(name for node in function.nodes for name in node.uses if name in function.constants)
         names = tuple(name for name in used_names if function.constants[name].array.size > MAX_KNOWN_ELEMENTS)
         constants = [function.constants[name].array for name in names]
@@ -149,7 +153,10 @@ def load_program(data: memoryview, function: Function, threads: int) -> XlaProgr
 
 
 def _make_call(code: Any, inputs: Sequence[Value], device: Any) -> Call:
-    """Make the function that calls loaded code. Inputs are copied only if they are not aligned for XLA."""
+    """Make the function that calls loaded code. Inputs are copied only if they are not aligned for XLA.
+
+    Compiled code converts NumPy arrays itself. Loaded code does not, so the inputs are put on the device; constants are already.
+    """
     num_inputs = len(inputs)
     devices = [device]
     sharding = SingleDeviceSharding(device)
@@ -228,6 +235,7 @@ class XlaExecutable(Executable):
         fallback = super().bind(inputs, outputs)
 
         def run() -> None:
+            # A forked child has new clients, and its first `run` reloads the program.
             if self.program is not program or self._clients is not client.clients:
                 return fallback()
             try:

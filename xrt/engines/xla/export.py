@@ -69,9 +69,10 @@ def lower_function(function: Function, inputs: Sequence[Operand], outer: Mapping
 def _lower_node(node: Node, function: Function, scope: Mapping[str, Operand]) -> dict[str, Operand]:
     """Trace one node and return its outputs by name."""
     kernel = ops.find(node, function)
-    if isinstance(kernel, str):
+    if isinstance(kernel, str):  # the reason why there is no kernel
         return _lower_decomposition(node, function, scope, kernel)
     operands = [scope[name] if name else None for name in node.inputs]
+    # If NumPy computes the node, its result stays known, which nodes such as Reshape need for their shapes.
     by_numpy = node.op_type in NUMPY_OPS and all(operand is None or isinstance(operand, np.ndarray) for operand in operands)
     ctx = LoweringContext(node, function, NUMPY if by_numpy else JAX, scope, lower_function)
     # The kernel reads the elements of its `host` inputs, so they must be known.

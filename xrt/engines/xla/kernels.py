@@ -343,8 +343,8 @@ def if_(ctx: LoweringContext, condition: Operand) -> tuple[Operand, ...]:
     return tuple(jax.lax.cond(condition.reshape(()), *branches))
 
 
-class _ConditionNotKnownError(Exception):
-    """The condition that the body of a loop computes is traced, or it is known and False."""
+class _NotCountedError(Exception):
+    """A loop cannot be traced with its trip count, because the condition that its body computes may end it earlier."""
 
 
 @register_lowering("Loop")
@@ -357,7 +357,7 @@ def loop(ctx: LoweringContext, trips: Operand = None, condition: Operand = None,
     if isinstance(trips, np.ndarray) and (condition is None or isinstance(condition, np.ndarray)):
         try:
             return tracer.trace_counted(int(trips.reshape(())), carried)
-        except _ConditionNotKnownError:
+        except _NotCountedError:
             pass  # trace it as a while loop instead
     return tracer.trace_while(trips, condition, carried)
 
@@ -371,7 +371,7 @@ class _LoopTracer:
         self._num_carried = n_carried
 
     def trace_counted(self, trips: int, carried: Sequence[Operand]) -> tuple[Operand, ...]:
-        """Trace a loop with a known trip count. Raises _ConditionNotKnownError if the condition may end it earlier."""
+        """Trace a loop with a known trip count. Raises _NotCountedError if the condition may end it earlier."""
         # Use a scan for zero iterations too, because it traces the body, which determines the types of the scan outputs.
         if 0 < trips <= MAX_UNROLLED_ITERATIONS:
             return self._unroll(trips, list(carried))
@@ -381,8 +381,9 @@ class _LoopTracer:
     def _step(self, carried: tuple[Operand, ...], trip: Operand) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:
         """Trace one iteration of a scan. Returns the carried values, and the values of the scan outputs."""
         flag, *results = self._body([trip, np.array(True), *carried])
+        # A scan cannot stop early, so the condition must be known, and True.
         if not isinstance(flag, np.ndarray) or not flag.reshape(()):
-            raise _ConditionNotKnownError
+            raise _NotCountedError
         arrays = tuple(map(jnp.asarray, results))
         return arrays[: self._num_carried], arrays[self._num_carried :]
 
@@ -393,7 +394,7 @@ class _LoopTracer:
             carried = results[: self._num_carried]
             scanned.append(results[self._num_carried :])
             if not isinstance(condition, np.ndarray):
-                raise _ConditionNotKnownError
+                raise _NotCountedError
             if not condition.reshape(()):
                 break
         return *carried, *(jnp.stack(values) for values in zip(*scanned, strict=True))

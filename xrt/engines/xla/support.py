@@ -21,6 +21,7 @@ def why_not(node: Node, function: Function) -> str | None:
 
 
 def _why_not_type(node: Node, name: str, type_: Type) -> str | None:
+    """Explain why the type of an input or output is unsupported; None if it is supported. Tracing infers shapes of outputs."""
     if not isinstance(type_, TensorType):
         return f"{name!r} is {type_}, and XLA supports only tensors"
     if type_.dtype not in DTYPES and not (type_.dtype in SMALL_DTYPES and node.op in SMALL_DTYPE_OPS):

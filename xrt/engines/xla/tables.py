@@ -22,22 +22,8 @@ NUMPY_OPS = frozenset(
         *("BitwiseXor", "Cast", "CastLike", "Ceil", "Concat", "Cos", "Cosh", "Div", "Equal", "Exp", "Flatten", "Floor", "Gather"),
         *("Greater", "GreaterOrEqual", "Identity", "IsNaN", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul"),
         *("Neg", "Not", "Or", "Reciprocal", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Round", "Sign"),
-        *(
-            "Sin",
-            "Sinh",
-            "Slice",
-            "Split",
-            "Sqrt",
-            "Squeeze",
-            "Sub",
-            "Sum",
-            "Tan",
-            "Tanh",
-            "Transpose",
-            "Unsqueeze",
-            "Where",
-            "Xor",
-        ),
+        *("Sin", "Sinh", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tan", "Tanh", "Transpose", "Unsqueeze"),
+        *("Where", "Xor"),
     }
 )
 """Operators that NumPy computes during tracing if all operands are known. Models compute shapes with these operators, and
