@@ -147,8 +147,10 @@ def compute_median_interval(samples: Sequence[float]) -> tuple[float, float, flo
 @cache
 def _count_left_out(count: int) -> int:
     """The largest k >= 0 with P(Binomial(count, 1/2) <= k) <= 0.025, or 0 if there is none (Conover 1999, order statistics)."""
-    cases = accumulate(math.comb(count, k) for k in range(count + 1))  # of 2**count: with at most k samples below the true median
-    return max(0, sum(40 * at_most_k <= 2**count for at_most_k in cases) - 1)
+    # Of 2**count equally likely cases, those with at most k samples below the true median, for each k.
+    cases = accumulate(math.comb(count, k) for k in range(count + 1))
+    unlikely = [k for k, cases_to_k in enumerate(cases) if 40 * cases_to_k <= 2**count]
+    return max(unlikely, default=0)
 
 
 WINDOW_CALLS = 5
