@@ -94,7 +94,7 @@ def open_model(model: str, params: dict[str, Any]) -> tuple[Function, XRTModule]
     if is_bundle(model):
         return _open_bundle(model, params)
     declared = load_with_options(model)
-    replace_batch_by_dim(declared, params)
+    replace_batch_by_dim(declared, params)  # changes ``params``
     sizes = parse_dims(params["dims"])
     lock = params.get("lock")
     if lock is None:

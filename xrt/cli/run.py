@@ -382,9 +382,9 @@ def compile_command(model: str, target: Path | None, verbose: bool, **params: An
 def _describe_sizes(
     fixed: Mapping[str, int], chosen: Collection[str], sizes: Sequence[Mapping[str, int]], *, is_open: bool
 ) -> list[str]:
-    """Describe the ``fixed`` sizes, the only ones that the bundle accepts, and the ``sizes`` for which the bundle has programs.
+    """Describe the dims of a bundle: those ``fixed`` at one size, and the open ones with the ``sizes`` that have programs.
 
-    ``chosen`` are the dims whose size an option or a file sets. With ``is_open`` one program serves all sizes.
+    ``chosen`` are the open dims whose size an option or a file sets. With ``is_open`` one program serves all sizes.
     """
     lines = [f"fixed at {format_sizes(fixed)}: an input of another size is an error"] if fixed else []
     names = list(sizes[0])

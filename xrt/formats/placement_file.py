@@ -358,7 +358,7 @@ class PlacementFile(Record, frozen=True, kw_only=True):
     inputs: Facts = {}
     """Input names to types, with the extents used for measuring."""
     engines: Facts = {}
-    """Specs to versions of all engines compared."""
+    """Specs to versions of the engines of the plan and, in a lockfile, of the baseline plan."""
     machine: Facts = {}
     options: Facts = {}
     """Options of the plan: device, threads, precision, cluster sizes, pins."""

@@ -235,7 +235,7 @@ def _format_number(element: Any, dtype: DType) -> str:
 def _format_float(number: np.float32) -> str:
     """The shortest text that restores the float32, always recognizable as a float."""
     text = str(number)
-    return text if any(c in text for c in ".en") else f"{text}.0"
+    return text if any(c in text for c in ".en") else f"{text}.0"  # a point, an exponent, or inf and nan
 
 
 MAX_PRINTED_NODES = 200  # the cell includes the text of Functions of up to this many nodes

@@ -547,7 +547,7 @@ def _find_flows(plan: Sequence[PlanRegion], groups: Sequence[range]) -> dict[Edg
     for index, region in enumerate(plan):
         for reading in region.reads:
             flows[box_of[reading.source], box_of[index]] += reading.size or 0
-        if region.is_output:  # its size is not known here
+        if region.is_output:  # adding 0 creates the edge; the size is not known here
             flows[box_of[index], len(groups) + 1] += 0
     return {edge: amount for edge, amount in sorted(flows.items()) if edge[0] != edge[1]}
 

@@ -188,16 +188,16 @@ def check_module(
     """
     setup = _make_setup(module, module.specialize(values).function, values, seconds)
     request = setup.request
-    reasons = list_mismatches(lock, request, for_check=True)
+    mismatches = list_mismatches(lock, request, for_check=True)
     # For another model there is nothing to compare. Other machines or versions can be compared, and are reported.
     if lock.model.get("fingerprint") != request.function.fingerprint:
-        raise LockError(f"the lock is of another model: {'; '.join(reasons)}")
+        raise LockError(f"the lock is of another model: {'; '.join(mismatches)}")
     plan = plan_from_ranges(lock.plan, replace(request, function=make_planned_function(request.function, lock.precision)))
-    other = plan_from_ranges(lock.baseline.ranges, request) if lock.baseline else None
+    baseline_plan = plan_from_ranges(lock.baseline.ranges, request) if lock.baseline else None
     if lock.precision is not None and lock.precision.precision != "fp32":
         setup = replace(setup, reduced_plan=plan)
         check_error(setup, plan, lock.precision, validate, module.inputs)
-    return check_regression(setup, plan, other, lock.baseline, limit), reasons
+    return check_regression(setup, plan, baseline_plan, lock.baseline, limit), mismatches
 
 
 def _make_setup(

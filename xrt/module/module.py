@@ -191,8 +191,8 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
     def compile(self, *examples: Any, **kwargs: Any) -> Plan:
         """Compile for the types of these inputs, or for the declared types if there are none. Returns the Plan.
 
-        Raises InputError if inputs are needed: to trace an `xrt.Graph`, and for the sizes of symbolic dims unless one program
-        serves all sizes.
+        Without inputs, raises InputError if the model is an `xrt.Graph`, which is traced for them, or if it has symbolic dims and
+        no single program serves all their sizes.
         """
         if not examples and not kwargs:
             self.sizes.check_declared(self.programs)

@@ -275,7 +275,7 @@ class SizePolicy:
         Each engine must support its region with symbolic dims. The reference engine must get no node that another engine would
         get at the sizes of ``values``; with ``values=None`` it must get no node.
         """
-        if self.shapes == "one":
+        if self.shapes == "one":  # the EngineList was checked when it was made
             return ""
         sizes = None if values is None else self.source.make_key(values)
         # Only a plan that serves all sizes is stored under the key None.
@@ -284,11 +284,11 @@ class SizePolicy:
         if self._stored is not None and self._stored.has(sizes):
             return "the cache has a program for these sizes"
         try:
-            build = programs.find_or_plan((None, ()), None)
+            build = programs.find_or_plan((None, ()), None)  # for all sizes, without values to fetch
             plan = build.plan
         except PlanError as error:
             return str(error).splitlines()[0]
-        # The reference engine supports all sizes, so it is not asked.
+        # The reference engine supports all sizes, so it is not asked. If it is first, nodes are meant to be on it.
         reference_specs = [engine.spec for engine in programs.engines.engines[1:] if engine.name == IMPLICIT]
         for launch in plan.launches:
             if launch.engine not in reference_specs and (reason := build.engines.why_not_dynamic(launch)):

@@ -394,8 +394,8 @@ class ModuleBench:
     def describe_plan(self, split: Split, size: int) -> str:
         return describe_plan(self._specialize(self.find_module(split.threads), size).plan)
 
-    def measure_memory(self, split: Split, sizes: Sequence[int]) -> int | None:
-        """Sum the bytes of all instances. Weights count once, other memory of engines for each module."""
+    def measure_memory(self, split: Split, sizes: Sequence[int]) -> int:
+        """Sum the bytes of the modules that the instances use: the weights, which count once, and other memory of each module."""
         builds = [self._specialize(self.find_module(split.threads), size) for size in sizes]
         reports = [build.memory() for build in {id(build): build for build in builds}.values()]
         weights = max((memory.weights + memory.unused for memory in reports), default=0)

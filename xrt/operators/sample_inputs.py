@@ -120,6 +120,7 @@ def _draw_strings(shape: tuple[int, ...], generator: np.random.Generator, catego
 
 
 def _draw_numbers(dtype: DType, shape: tuple[int, ...], generator: np.random.Generator, rows: int | None) -> Any:
+    """With ``rows`` of a table, draw indices of it; else 0 to 255 for uint8, 0 or 1 for other integers, and normal floats."""
     if dtype.is_integer or dtype is DType.BOOL:
         default_limit = 256 if dtype is DType.UINT8 else 2
         return generator.integers(0, rows or default_limit, shape)

@@ -114,7 +114,7 @@ def find_earliest_slots(units: QuotientGraph, sequence: Sequence[int]) -> list[i
 
 
 def find_next_slots(units: QuotientGraph, sequence: Sequence[int]) -> list[list[int]]:
-    """Find for each slot and target the first slot, from this slot on, whose region accepts the target; -1 if there is none."""
+    """Make a table ``[slot][target]`` of the first slot, from this one on, that accepts the target (`find_compatible`), or -1."""
     accepted_by_target = [units.targets.find_compatible(target) for target in range(len(units.targets))]
     # From the last slot to the first; the table begins with a row for the slot after the last one.
     rows = [[-1] * len(units.targets)]

@@ -92,9 +92,9 @@ class ClusteringOptions:
     """How nodes are grouped into regions; stored in the Plan. Raises OptionError for an invalid value."""
 
     minimum_nodes: int = option(1, at_least=1)
-    """Dissolve regions of fewer nodes: their nodes move to the next engine that supports them, if any."""
+    """Dissolve regions of fewer nodes than this: their nodes move to the next engine that supports them, if any."""
     maximum_nodes: int | None = option(None, at_least=1)
-    """Split regions of more nodes; None for no limit."""
+    """Split regions of more nodes than this; None for no limit."""
     pins: tuple[Pin, ...] = option((), accepts="str | Pin | Sequence[str | Pin]")
     """Force or forbid an engine: ``'Conv|Gemm=ort'``, ``'Softmax!=tvm'``, ``'name:/layer1/*=ort'``. Of the forcing pins that
     match a node, the last one applies; forbidding pins accumulate."""

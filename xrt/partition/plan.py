@@ -338,7 +338,7 @@ def from_message(values: dict[str, Any]) -> Plan:
 
 
 def _restore_launch_node(node: Node, launches: dict[str, dict[str, Any]], function: Function) -> Node:
-    """Add the attributes to a launch node, from the launch of the same name; raises BundleError if there is none."""
+    """Restore the attributes of a launch node, which ``launches`` has by its name; raises BundleError if there are none."""
     launch = launches.get(node.name)
     if launch is None or launch["function"] is None:
         raise BundleError(f"it has {len(function.nodes)} launch nodes and no launch for {node.name!r}")

@@ -314,7 +314,7 @@ class NodeDevices:
     required: tuple[str, ...]
     """The normalized device that each node requires, or an empty string."""
     support_elsewhere: Sequence[SupportMatrix]
-    """Support of nodes on each kind of device that some node requires, except the kind of the plan's device."""
+    """One matrix for each kind of device that some node requires, except the kind of the plan's device."""
 
     @classmethod
     def query(cls, function: Function, engines: Sequence[GraphCompiler], device_map: DeviceMap) -> NodeDevices:

@@ -688,11 +688,13 @@ class Search:
 
     def _why_not_measured(self, engine: GraphCompiler, whole: Plan | None, late: str) -> str:
         """Explain why the model was not measured on an engine; ``whole`` is its plan, None if it does not support all nodes."""
-        spec, nodes, unready = engine.spec, self.function.nodes, self.queries.why_not_ready(engine.spec)
+        nodes, unready = self.function.nodes, self.queries.why_not_ready(engine.spec)
         if whole is not None:
-            if isinstance(cost := get_single_cost(whole, self.table), str):
+            cost = get_single_cost(whole, self.table)
+            if isinstance(cost, str):  # the reason why the measurement failed
                 return cost
-            return self.profiler.skipped.get((whole.launches[0].function.shape_key, spec)) or unready or late
+            # The most specific reason first: of this plan, of the engine, of the whole search.
+            return self.profiler.skipped.get(_make_cost_key(whole)) or unready or late
         declined = [(node, reason) for node in nodes if (reason := engine.why_not(node, self.function)) is not None]
         if not declined:
             return "the options keep the whole model from it"

@@ -170,7 +170,7 @@ order of closer plans changes from run to run, because rounds vary by 1 to 8 %."
 
 
 def _drop_losers(active: Sequence[Entrant]) -> bool:
-    """Take the plans that clearly lost to the baseline out of the race; return True if each plan has won or cannot win."""
+    """Mark the plans that clearly lost to the baseline as out. Return whether it is certain of each plan if it wins or not."""
     # The baseline is chosen again after each round: the order of two engines may change.
     baseline = _choose_baseline(active)
     is_decided = True
@@ -546,7 +546,7 @@ def check_regression(
 
 
 def _divide_ratios(now: RatioInterval, baseline: Baseline) -> RatioInterval:
-    """Divide the ratio measured now by the baseline's. Their uncertainties are independent, so they add in squares of logs."""
+    """Divide the ratio measured now by the baseline's. As errors are independent, the squares of their widths in logs add up."""
     ratio = now.median / baseline.ratio
     # A low ratio now and a high one in the lock give the lowest change.
     log_low = math.hypot(math.log(now.median / now.low), math.log(baseline.high / baseline.ratio))

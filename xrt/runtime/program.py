@@ -474,7 +474,8 @@ class Program:
         updates = []  # (index of the alias, updated input, array with its new value)
         for alias_index, (source, target) in enumerate(slots.aliases):
             value = arrays.get(slots.outputs[source])
-            if value is not None and value is not inputs[target]:  # otherwise it is computed in place
+            # A constant is not in `arrays`: `copies` writes it to its buffer. A value that is the input is computed in place.
+            if value is not None and value is not inputs[target]:
                 updates.append((alias_index, inputs[target], value))
 
         if len(frame.actions) == 1 and not copies and not updates:
@@ -520,7 +521,7 @@ class Program:
 
     @property
     def graph_remark(self) -> str:
-        """Describe the device graph of the calls; empty on the CPU."""
+        """Describe the device graph of the calls, such as a CUDA graph; empty on the CPU."""
         return ""
 
     def close(self) -> None:

@@ -146,7 +146,7 @@ def compile_for_all_sizes(engine: GraphCompiler, function: Function) -> Executab
 
 
 UNTESTED_OPERATORS = frozenset({"AffineGrid", "Attention", "DynamicQuantizeLinear", "MeanVarianceNormalization"})
-"""Operators that are not tested at other sizes: the reference accepts sizes that do not match, or a size of 1 is degenerate."""
+"""Operators that are not tested at other sizes: some accept sizes that do not match, others are degenerate at a size of 1."""
 
 
 def list_other_sizes(function: Function, inputs: Sequence[Any]) -> list[SizedInputs]:

@@ -149,7 +149,7 @@ class TrainModule:
         return function.replace(inputs=inputs, constants={**function.constants, **weights})
 
     def _make_inference_form(self, model: Any) -> Function:
-        """Convert ``model``, by default the training model, to inference form. States become inputs, and are no outputs."""
+        """Convert ``model``, by default the training model, to inference form. Its states are read as inputs, not updated."""
         if model is None and self._source is not None:
             function = capture_for_inference(*self._source)
         else:

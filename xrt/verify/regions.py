@@ -173,7 +173,7 @@ class _Region:
     precision: Precision = "fp32"
 
     def check(self, expected: dict[str, Any], actual: dict[str, Any], *, inner: bool) -> RegionCheck:
-        """Check the region. Add its outputs to ``expected``, by the reference, and to ``actual``, from the actual inputs."""
+        """Check the region. Add its outputs: by the reference to ``expected``, by the engine on actual inputs to ``actual``."""
         launch = self.launch
         # Without aliases, because the inputs are used again, and an engine may overwrite an aliased one.
         function = launch.function.replace(aliases=())

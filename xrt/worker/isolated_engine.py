@@ -150,7 +150,7 @@ class IsolatedEngine(EngineProxy):
         return f"{version} in worker {self._number} of process {os.getpid()}" if self.runs else version
 
     def library_version(self) -> str:
-        """The version of the engine itself, as for saved executables."""
+        """The engine's version without the worker: that of an executable in a bundle, which does not depend on the worker."""
         return self.inner.version()
 
     def remarks(self, function: Function) -> tuple[str, ...]:

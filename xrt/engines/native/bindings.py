@@ -94,7 +94,7 @@ STORAGE_ABSENT, STORAGE_CONSTANT, STORAGE_ARGUMENT, STORAGE_RESULT, STORAGE_INNE
 """The values of ``xrt_tape_value.storage``: where the elements of a value are."""
 STATUS_NO_MEMORY = -1
 STATUS_UNALIGNED = -2
-"""Results of ``xrt_tape_run``. 0 is success, a positive number the 1-based index of the step that failed."""
+"""Errors that ``xrt_tape_run`` returns. If a step fails it returns the 1-based index of that step, and 0 if none does."""
 
 # The classes below are the structures of ``src/tape.h``: `ValueC` is ``xrt_tape_value``.
 

@@ -48,7 +48,7 @@ def why_not_passable(name: str, type_: Type | None) -> str | None:
 
 
 def convert_type(element: Any, shape: Any) -> TensorType | None:
-    """Convert a type of OpenVINO, with None for dynamic dims. Return None for an element type that XRT does not pass."""
+    """Convert a type of OpenVINO; dynamic extents become None. Return None instead for an element type that XRT does not pass."""
     dtype = _DTYPES_BY_NAME.get(element.get_type_name())
     if dtype is None:
         return None

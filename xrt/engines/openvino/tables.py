@@ -374,7 +374,7 @@ def _is_maximum_with_positive(pads: str, function: Function) -> bool:
 
 
 def _truncates_inside_region(node: Node, function: Function) -> bool:
-    """Whether a cast to a 16-bit integer may truncate a number, and another node of the region reads the result."""
+    """Whether a cast to a 16-bit integer may truncate, and a node of the region reads the result: it gets the whole number."""
     source, target = find_cast(node, function)
     may_truncate = target in INT16S and source not in INT8S | BOOL | {target}
     return may_truncate and bool(function.users(node.outputs[0]))

@@ -232,9 +232,10 @@ class OrtExecutable(Executable):
         return self._can_bind and choose_transport(type_) is not ValueTransport.PACKED
 
     def _choose_buffers(self, feed: Mapping[str, Any], buffers: Sequence[Array | None]) -> dict[str, Array]:
-        """Select the buffers to which the session writes directly, by output name: large ones, and inputs that are updated.
+        """Select, by output name, the buffers to which the session writes directly. Other results are copied after the run.
 
-        The results for other buffers are copied after the run, also if a buffer shares memory with an input that is not updated.
+        A buffer that is the input to update is selected at any size, others from `BOUND_BYTES` on. None may share memory with
+        another input, because the session may still read that.
         """
         input_names = list(self._inputs)
         # By the index of an output: the name of the input that it may overwrite. If both are the same array, that is an update.

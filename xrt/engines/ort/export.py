@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from xrt.graph import Function
 
 _OPSET_OF_CASTS = 13
-"""Minimum opset, if the Function has it: for float16 the library inserts Casts of opset 13, and rejects them below opset 6."""
+"""Minimum opset, or the Function's if lower: for float16, ONNX Runtime inserts Casts of opset 13, but rejects them below 6."""
 
 
 def export_model(function: Function) -> ExportedModel:

@@ -217,9 +217,9 @@ def dft(ctx: LoweringContext, x: Operand, length_operand: Operand = None, axis_o
     axis %= x.ndim
     onesided, inverse = ctx.attr("onesided", 0), ctx.attr("inverse", 0)
     # In float32, XLA's transform has errors of 1e-5 in sums that cancel. The inverse transform divides the errors by the length.
-    wide = x if inverse else x.astype(jnp.float64)
-    imaginary = wide[..., 1] if x.shape[-1] == 2 else jnp.zeros_like(wide[..., 0])
-    signal = jax.lax.complex(wide[..., 0], imaginary)
+    parts = x if inverse else x.astype(jnp.float64)
+    imaginary = parts[..., 1] if x.shape[-1] == 2 else jnp.zeros_like(parts[..., 0])
+    signal = jax.lax.complex(parts[..., 0], imaginary)
     n = length or x.shape[axis]
     if onesided and inverse:  # the input is one half of a transform, and the result is real
         return jnp.fft.irfft(signal, n=length, axis=axis)[..., None].astype(x.dtype)
@@ -291,7 +291,7 @@ def range_(ctx: LoweringContext, start: Operand, limit: Operand, delta: Operand)
 
 @register_lowering("Dropout", since=7)
 def dropout(ctx: LoweringContext, x: Operand, ratio: Operand = None, training: Operand = None) -> Operand:
-    """In inference, the result is x and a mask of ones. Before version 10 the mask has the dtype of x."""
+    """Return x and a mask of ones: the engine declines training. Before version 10 the mask has the dtype of x."""
     mask = jnp.ones(x.shape, bool if ctx.version >= 10 else x.dtype)
     return (x, mask) if ctx.wants(1) else x
 
@@ -316,6 +316,7 @@ def conv_transpose(ctx: LoweringContext, x: Operand, w: Operand, bias: Operand =
 
 def _convolve_transposed(x: Operand, w: Operand, window: Window, group: int) -> Operand:
     """Compute a transposed convolution without cropping the result by the pads."""
+    # From (inputs, outputs of one group, ...) to (outputs, inputs of one group, ...), the layout of a convolution.
     parts = jnp.asarray(w).reshape(group, w.shape[0] // group, *w.shape[1:]).swapaxes(1, 2)
     flipped = jnp.flip(parts.reshape(-1, *parts.shape[2:]), range(2, w.ndim))
     strides = (1,) * len(window.kernel)

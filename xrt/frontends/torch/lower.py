@@ -478,14 +478,15 @@ class Lowering:
     def _check_one_type(self, name: str, args: Any) -> None:
         """Raise InputError if the operands have different element types, which PyTorch rejects at run time but can export."""
         operands = [operand for operand in args if isinstance(operand, Tensor)]
-        first = next((operand for operand in operands if operand.dtype is not operands[-1].dtype), None)
-        if first is None:
+        # The last operand is usually a weight or bias of the module, so that an operand of another type is the one to convert.
+        wrong = next((operand for operand in operands if operand.dtype is not operands[-1].dtype), None)
+        if wrong is None:
             return
-        second = next(operand for operand in operands if operand.dtype is not first.dtype)
-        # The likely cause is an input of the model of this type.
-        source = next((value for value in self._root.inputs if value.type and value.dtype is first.dtype), first)
+        right = next(operand for operand in operands if operand.dtype is not wrong.dtype)
+        # The likely cause is an input of the model of the wrong type.
+        source = next((value for value in self._root.inputs if value.type and value.dtype is wrong.dtype), wrong)
         raise InputError(
-            f"input {source.name!r} is {first.dtype}, and {second.name!r} is {second.dtype}: {name.split('.')[1]} of "
+            f"input {source.name!r} is {wrong.dtype}, and {right.name!r} is {right.dtype}: {name.split('.')[1]} of "
             f"PyTorch takes one element type; convert the input, or the module"
         )
 

@@ -73,7 +73,7 @@ def _propagate(p: Padder, node: Node) -> Contents | None:
 
 
 def _read_contents(p: Padder, name: str) -> contents.Contents | None:
-    """Convert the contents of an integer tensor for shape inference, where a static Extent is an int."""
+    """Find the contents of an integer tensor, with ints for known Extents as in shape inference; None if they are unknown."""
     extents = p.find_contents(name) if name else None
     if extents is None:
         return None

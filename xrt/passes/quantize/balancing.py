@@ -37,7 +37,7 @@ def balance_channels(function: Function, magnitudes: Mapping[str, Array], streng
 def find_channel_factors(
     function: Function, magnitudes: Mapping[str, Array], strength: float = DEFAULT_STRENGTH
 ) -> dict[str, Array]:
-    """Compute the factor of each channel of the values in ``magnitudes``, by value.
+    """Compute, by value, the factors that its channels are divided by, and the weights that read these are multiplied by.
 
     ``magnitudes`` maps values of `list_balanced_values` to the largest magnitude of each channel over the calibration data. The
     factor is ``magnitude^strength / weight^(1 - strength)``, where ``weight`` is the largest weight that reads the channel. With

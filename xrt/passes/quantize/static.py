@@ -242,17 +242,17 @@ def _can_fuse(product: Node, bias: Constant, function: Function) -> bool:
     return len(unknown_extents) <= 1 and 0 not in shape
 
 
-def _fuse(product: Node, node: Node, emission: Emission, rows: dict[str, str]) -> Node:
-    """Make the Gemm of a product and its bias; return the node that replaces the Add.
+def _fuse(product: Node, add: Node, emission: Emission, rows: dict[str, str]) -> Node:
+    """Make the Gemm of a product and the bias that ``add`` adds; return the node that replaces ``add``.
 
-    For an activation of rank 2, that node is the Gemm. Otherwise a Reshape to a matrix and the Gemm are emitted, and the node is
-    the Reshape of the result. ``rows`` maps activations to the output of their first Reshape, which all products share.
+    For an activation of rank 2, that node is the Gemm. Otherwise emit a Reshape of the activation to a matrix and the Gemm, and
+    return the Reshape of the result. ``rows`` maps each activation to its matrix, which all products of it share.
     """
     function, (value, matrix) = emission.function, product.inputs
     shape = _get_shape(value, function) or ()
-    bias_name = next(operand for operand in node.inputs if operand != product.outputs[0])
+    bias_name = next(operand for operand in add.inputs if operand != product.outputs[0])
     bias = emission.add_constant(f"{product.name}_bias", function.constants[bias_name].array.reshape(-1))
-    gemm = replace(product, op_type="Gemm", inputs=(value, matrix, bias), outputs=node.outputs)
+    gemm = replace(product, op_type="Gemm", inputs=(value, matrix, bias), outputs=add.outputs)
     if len(shape) == 2:
         return gemm
     inner, columns = function.constants[matrix].shape
@@ -265,7 +265,7 @@ def _fuse(product: Node, node: Node, emission: Emission, rows: dict[str, str]) -
     flat = emission.reserve(f"{gemm.name}_rows", TensorType(DType.FLOAT32, (row_count, columns)))
     emission.nodes.append(replace(gemm, inputs=(rows[value], matrix, bias), outputs=(flat,)))
     target = emission.add_constant(f"{gemm.name}_shape", np.array([*extents, columns]))
-    return replace(node, op_type="Reshape", inputs=(flat, target))
+    return replace(add, op_type="Reshape", inputs=(flat, target))
 
 
 def _get_shape(name: str, function: Function) -> Shape | None:

@@ -31,7 +31,7 @@ def _repeat_backward(
     output_gradients: Sequence[Tensor | None],
     sources: Sequence[str],
 ) -> list[Tensor]:
-    """Recompute a body in the current builder and differentiate it; return the gradients of `sources`.
+    """Record a body again in the current builder, and its backward pass; return the gradients of ``sources``.
 
     ``sources`` are names of inputs and captured values of the body. ``output_gradients`` has None for an output without one.
     """
