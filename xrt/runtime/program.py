@@ -473,8 +473,12 @@ class Program:
         copies = [(buffer, slot) for slot, buffer in zip(slots.outputs, buffers, strict=True) if arrays.get(slot) is not buffer]
         updates = []  # (index of the alias, updated input, array with its new value)
         for alias_index, (source, target) in enumerate(slots.aliases):
-            value = arrays.get(slots.outputs[source])
-            # A constant is not in `arrays`: `copies` writes it to its buffer. A value that is the input is computed in place.
+            slot = slots.outputs[source]
+            value = arrays.get(slot)
+            # A constant is not in `arrays`, and `copies` writes it only to its buffer, which may be the input.
+            if value is None and buffers[source] is not inputs[target]:
+                value = slots.constants.get(slot)
+            # A value that is the input is computed in place.
             if value is not None and value is not inputs[target]:
                 updates.append((alias_index, inputs[target], value))
 
