@@ -86,16 +86,19 @@ def measure_tiny(engine: str, rounds: int, threads: int) -> dict[str, Any]:
     """Measure calls of the module against the engine's own call on a 2x3 Relu."""
     function = make_relu()
     x, out = np.random.default_rng(0).standard_normal((2, 3)).astype("float32"), np.empty((2, 3), "float32")
-    module, own = xrt.XRTModule(function, engine=engine, strict=True, threads=threads), MAKE_OWN_CALL[engine](function, threads)
+    module, own_call = (
+        xrt.XRTModule(function, engine=engine, strict=True, threads=threads),
+        MAKE_OWN_CALL[engine](function, threads),
+    )
     bound = module.bind(x)
-    np.testing.assert_allclose(module(x), own(x))
-    np.testing.assert_allclose(bound(), own(x))
+    np.testing.assert_allclose(module(x), own_call(x))
+    np.testing.assert_allclose(bound(), own_call(x))
     variants: dict[str, Callable[[], Any]] = {
         "module": lambda: module(x),
         "named": lambda: module(x=x),
         "out": lambda: module(x, out=out),
         "bound": bound,
-        "own": lambda: own(x),
+        "own": lambda: own_call(x),
     }
     return {"engine": engine, **compare_to_own(interleave(variants, rounds=rounds))}
 
@@ -104,14 +107,17 @@ def measure_large(engine: str, rounds: int, threads: int, floats: int) -> dict[s
     """Measure a large output, new and in the caller's array, against the engine's own call, without and with a copy."""
     function = make_relu(floats)
     x, out = np.random.default_rng(0).standard_normal(floats).astype("float32"), np.empty(floats, "float32")
-    module, own = xrt.XRTModule(function, engine=engine, strict=True, threads=threads), MAKE_OWN_CALL[engine](function, threads)
-    np.testing.assert_allclose(module(x, out=out), own(x))
+    module, own_call = (
+        xrt.XRTModule(function, engine=engine, strict=True, threads=threads),
+        MAKE_OWN_CALL[engine](function, threads),
+    )
+    np.testing.assert_allclose(module(x, out=out), own_call(x))
     variants: dict[str, Callable[[], Any]] = {
         "module": lambda: module(x),
         "out": lambda: module(x, out=out),
         "bound": module.bind(x, out=out),
-        "own": lambda: own(x),
-        "own and copy": lambda: np.copyto(out, own(x)),
+        "own": lambda: own_call(x),
+        "own and copy": lambda: np.copyto(out, own_call(x)),
     }
     return {"engine": engine, **compare_to_own(interleave(variants, rounds=rounds))}
 
@@ -129,13 +135,13 @@ def measure_threads(engine: str, rounds: int, threads: int, floats: int) -> dict
     row: dict[str, Any] = {"engine": engine}
     for size in (6, floats):
         function = make_relu(size)
-        module, own = (
+        module, own_call = (
             xrt.XRTModule(function, engine=engine, strict=True, threads=threads),
             MAKE_OWN_CALL[engine](function, threads),
         )
         calls = max(1, min(2000, 20_000_000 // size))
         with ThreadPoolExecutor(CALLING_THREADS) as pool:
-            times = time_in_turns({"module": module, "own": own}, pool, size, calls, rounds)
+            times = time_in_turns({"module": module, "own": own_call}, pool, size, calls, rounds)
         rate = {name: CALLING_THREADS / timing.median for name, timing in times.items()}
         row[f"{size} floats"] = {"per_s": rate, "ratio": asdict(compute_ratio(times["own"], [times["module"]]))}
     return row

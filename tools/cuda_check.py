@@ -162,7 +162,7 @@ def run_part(engine: str, part: int, parts: int) -> Counter[str]:
 def run_suite(engine: str, part: int, parts: int) -> None:
     """Run every ``parts``-th node test of onnx, from number ``part`` on, on the device; print a line for each."""
     name = engine.partition("{")[0]
-    known = [*load_known_failures(name), *load_known_failures(f"{name} on cuda")]
+    known_failures = [*load_known_failures(name), *load_known_failures(f"{name} on cuda")]
     for case in node_cases()[part::parts]:
         try:
             word = run_case(case, engine)
@@ -171,7 +171,7 @@ def run_suite(engine: str, part: int, parts: int) -> None:
         except Exception as error:  # noqa: BLE001  # any error is a failed test
             print(f"{engine}: {case.name}: {type(error).__name__}: {error}", file=sys.stderr)
             word = "failed"
-        if word == "failed" and any(gap.covers(case.name) for gap in known):
+        if word == "failed" and any(gap.covers(case.name) for gap in known_failures):
             word = "known"
         print(word, case.name, flush=True)
 

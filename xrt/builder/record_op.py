@@ -343,8 +343,8 @@ def _check_attribute_names(operator: Operator, attributes: Mapping[str, Any]) ->
     for name in attributes:
         if name not in operator.attributes:
             candidates = (*operator.attributes, *(formal.name for formal in operator.inputs))
-            known = ", ".join(operator.attributes) or "none"
-            raise ModelError(f"has no attribute {name!r}; its attributes are: {known}.{did_you_mean(name, candidates)}")
+            names = ", ".join(operator.attributes) or "none"
+            raise ModelError(f"has no attribute {name!r}; its attributes are: {names}.{did_you_mean(name, candidates)}")
     missing = sorted(name for name in operator.required if attributes.get(name) is None)
     if missing:
         kind = operator.attributes[missing[0]].kind.name.lower()

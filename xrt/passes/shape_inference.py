@@ -275,9 +275,9 @@ class Knowledge:
 
     def _learn(self, name: str, type_: Type | None) -> None:
         """Merge an inferred type into the known type of a value; if that changes the type, the value becomes news."""
-        known = self.get_type(name)
-        merged = combine(type_, known)
-        if name and merged is not None and merged != known:
+        previous = self.get_type(name)
+        merged = combine(type_, previous)
+        if name and merged is not None and merged != previous:
             self.types[name] = merged
             self._news.add(name)
 

@@ -175,8 +175,8 @@ class SquaredError(_ThresholdCollector):
         ends = (np.arange(BINS) + 1) * self.histogram.width
         # Clipping at each end: the sum of count * (center - end)**2 over the bins above it. The square is expanded, so that the
         # sums over bins are cumulative sums of counts, counts * centers and counts * centers**2.
-        terms = [counts * centers**power for power in (0, 1, 2)]
-        above = [np.cumsum(term[::-1])[::-1] - term for term in terms]
+        moments = [counts * centers**power for power in (0, 1, 2)]
+        above = [np.cumsum(moment[::-1])[::-1] - moment for moment in moments]
         clipping = above[2] - 2 * ends * above[1] + ends**2 * above[0]
         # Rounding: a uniform error has the variance step**2 / 12.
         high = np.minimum(max(self.most, 0.0), ends)

@@ -77,18 +77,18 @@ PRODUCTS = {
 def test_a_product_equals_integer_arithmetic(product: str, options: str) -> None:
     function = PRODUCTS[product]
     quantized = quantize(function, make_table(function, {"x": X}), OPTIONS[options])
-    terms = {name: constant.array for name, constant in quantized.constants.items()}
-    scale, zero = terms["x_scale"], int(terms["x_zero_point"])
+    arrays = {name: constant.array for name, constant in quantized.constants.items()}
+    scale, zero = arrays["x_scale"], int(arrays["x_zero_point"])
     integers = (
-        np.clip(np.rint(X / scale) + zero, *get_integer_range(DType.from_array(terms["x_zero_point"]))).astype(np.int64) - zero
+        np.clip(np.rint(X / scale) + zero, *get_integer_range(DType.from_array(arrays["x_zero_point"]))).astype(np.int64) - zero
     )
-    weights, w_scale, w_zero = (np.atleast_2d(terms[f"w_{part}"]) for part in ("quantized", "scale", "zero_point"))
+    weights, w_scale, w_zero = (np.atleast_2d(arrays[f"w_{part}"]) for part in ("quantized", "scale", "zero_point"))
     if product.startswith("turned"):
         weights = weights.T
     total = integers @ (weights.astype(np.int64) - w_zero.astype(np.int64))
-    if "b_quantized" in terms:
-        assert terms["b_quantized"].dtype == np.int32
-        total = total + terms["b_quantized"].astype(np.int64)
+    if "b_quantized" in arrays:
+        assert arrays["b_quantized"].dtype == np.int32
+        total = total + arrays["b_quantized"].astype(np.int64)
     factor = scale.astype(np.float64) * w_scale.astype(np.float64)
     assert np.allclose(evaluate(quantized, [X])[0], total * factor, rtol=1e-5, atol=1e-5)
 

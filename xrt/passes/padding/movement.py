@@ -310,14 +310,14 @@ MIN_OPEN_END = 2**31 - 1
 def _count_from_start(p: Padder, indices: str, extent: Extent) -> str:
     """Convert negative indices to count from the start of an axis of this extent. Known indices must be in range."""
     contents = p.find_contents(indices)
-    known: list[Extent] = [] if contents is None else [index for index in contents.flat if index is not None]
+    known_indices: list[Extent] = [] if contents is None else [index for index in contents.flat if index is not None]
     # A symbolic index counts from the start.
-    has_negative = any(index.number is not None and index.number < 0 for index in known)
-    if contents is not None and len(known) == contents.size and not has_negative:
-        for index in known:
+    has_negative = any(index.number is not None and index.number < 0 for index in known_indices)
+    if contents is not None and len(known_indices) == contents.size and not has_negative:
+        for index in known_indices:
             p.require_nonnegative(extent - index - 1)
         return indices
-    for index in known:
+    for index in known_indices:
         p.require_nonnegative(extent + index)
     return _add_where_negative(p, indices, p.emit_extent(extent))
 
