@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Sequence
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,8 +83,8 @@ class CostStore:
 
 
 def hash_installed() -> str:
-    # Names and versions instead of stamps of files: an update of a package changes its version.
-    distributions = sorted(f"{distribution.name} {distribution.version}" for distribution in metadata.distributions())
+    # A package has a folder that is named by its name and version. To read the metadata of all packages takes 20 times as long.
+    distributions = sorted(path.name for folder in sys.path for path in Path(folder).glob("*.*-info"))
     return hashlib.sha256("\n".join([sys.version, *sys.path, *distributions]).encode("utf-8", "surrogateescape")).hexdigest()
 
 
