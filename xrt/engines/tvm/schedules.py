@@ -96,7 +96,8 @@ Loop: TypeAlias = "s_tir.schedule.LoopRV"
 MIN_PARALLEL_ITERATIONS = 16384
 """A nest with fewer iterations is not tiled, and not parallelized, because waking a second thread takes about 5 us."""
 ASSUMED_SYMBOLIC_EXTENT = 64
-"""The extent that is assumed for a symbolic dim. If the actual extents are smaller, waking a thread wastes about 5 us."""
+"""The extent that is assumed for a symbolic dim. A transformer of 256 tokens, a symbolic number, took 31 ms with 16, 64 and
+4096, and 47 ms with 1; one of a single token took 0.6 ms with each."""
 MIN_INTERLEAVED_OPERATIONS = 16
 """Loops with at least this many operations per iteration are interleaved by `LoopNest`. LLVM interleaves shorter ones itself."""
 
