@@ -120,6 +120,11 @@ def test_what_follows_from_a_declaration_is_found() -> None:
     assert types(infer_shapes(function)) == {"a": "float32[8,6]", "b": "float32[8,6]", "y": "float32[6,8]"}
 
 
+def test_what_follows_from_the_declaration_of_an_output_is_found() -> None:
+    function = read("(float[N,3] x, int64[2] s) => (float[8,6] a, float[?,?] y) { a = Reshape(x, s)  y = Transpose(a) }")
+    assert types(infer_shapes(function)) == {"a": "float32[8,6]", "y": "float32[6,8]"}
+
+
 def test_what_onnx_cannot_infer_keeps_its_declaration() -> None:
     function = read("(float[2,3] x) => (float[4] y) <float[5] a> { a = com.acme.Foo(x)  b = Relu(a)  y = com.acme.Foo(b) }")
     assert types(infer_shapes(function)) == {"a": "float32[5]", "b": "float32[5]", "y": "float32[4]"}
@@ -191,6 +196,33 @@ def test_a_wrong_claim_inside_of_a_body_is_put_right() -> None:
     choice = function.nodes[0].map_bodies(lambda b: b.replace(types={"q": tensor("float32[8]")} if b.name == "t" else {}))
     bodies = infer_shapes(function.replace(nodes=(choice,))).nodes[0].bodies
     assert [types(body) for body in bodies] == [{"b": "float32[3]"}, {"q": "float32[3]", "a": "float32[3]"}]
+
+
+def test_a_branch_inside_of_a_branch_reads_a_value_whose_shape_is_only_declared() -> None:
+    function = read("""(bool c, float[3] x, int64[1] s) => (float[?] y, float[?] q) {
+        p, q = If(c) <
+            then_branch = t () => (float[2] v, float[?] w) {
+                v = Reshape(x, s)
+                w = If(c) <then_branch = i () => (float[?] a) { a = Relu(v) }, else_branch = j () => (float[?] b) { b = Neg(v) }>
+            },
+            else_branch = e () => (float[2] u, float[?] z) { u = Reshape(x, s)  z = Abs(u) }
+        >
+        y = Neg(p) }""")
+    inferred = infer_shapes(function)
+    assert types(inferred) == {"p": "float32[2]", "q": "float32[2]", "y": "float32[2]"}
+    assert infer_shapes(inferred) is inferred
+
+
+def test_the_outputs_of_a_loop_follow_from_shapes_that_its_body_computes() -> None:
+    function = read("""(int64 m, float[N,3] x) => (float fin, float scan) <int64[1] zero = {0}, int64[1] three = {3}> {
+        fin, scan = Loop(m, "", x) <body = b (int64 i, bool c, float[N,3] s) => (bool d, float[N,3] t, float o) {
+            d = Identity(c)  t = Relu(s)
+            k = Shape(x)  n = Gather(k, zero)  target = Concat<axis=0>(n, three)  r = Reshape(s, target)  o = Relu(r)
+        }>
+    }""")
+    inferred = infer_shapes(without_outputs(function))
+    assert types(inferred)["scan"] == "float32[?,N,3]"
+    assert infer_shapes(inferred) is inferred
 
 
 # ---------------------------------------------------------------------------------------------- weights

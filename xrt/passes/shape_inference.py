@@ -123,14 +123,20 @@ def _merge_bodies(node: Node, inferred: InferredTypes) -> Node:
     return node.map_bodies(merge_body)
 
 
-def _declares_more(function: Function, inferred: InferredTypes) -> bool:
-    """Whether any inner value, in bodies too, has a declared type that is more specific than the inferred one."""
-    for name, declared in function.types.items():
+def _declares_more(function: Function, inferred: InferredTypes, *, is_body: bool = False) -> bool:
+    """Whether a declared type, in bodies too, is more specific than the inferred one, so that other types may follow from it."""
+
+    def adds(name: str, declared: Type | None) -> bool:
         type_ = inferred.types.get(name)
-        if _has_schema(name, function) and combine(type_, declared) != type_:
-            return True
+        return combine(type_, declared) != type_
+
+    if any(adds(name, declared) for name, declared in function.types.items()):
+        return True
+    # The outputs of a body determine those of its node. From an output of the model, types follow only if a node reads it.
+    if any(adds(v.name, v.type) and (is_body or function.users(v.name)) for v in function.outputs):
+        return True
     return any(
-        _declares_more(body, inner)
+        _declares_more(body, inner, is_body=True)
         for node in function.nodes
         if node.bodies
         for body, inner in zip(node.bodies, inferred.bodies[node.name], strict=True)
@@ -178,8 +184,10 @@ def propagate_types(function: Function, knowledge: Knowledge) -> Function:
     for node in function.nodes:
         knowledge.infer(node)
         if node.bodies:
-            node = knowledge.refine_bodies(node)  # noqa: PLW2901  # the same node with more precise types
-            node = node.map_bodies(lambda body: propagate_types(body, Knowledge(body, knowledge)))  # noqa: PLW2901
+            refined = knowledge.refine_bodies(node)
+            node = refined.map_bodies(lambda body: propagate_types(body, Knowledge(body, knowledge)))  # noqa: PLW2901
+            if node is not refined:  # the outputs follow from the types that were added in the bodies
+                node = knowledge.refine_bodies(node, again=True)  # noqa: PLW2901
             knowledge.infer_from_bodies(node)
         nodes.append(node)
     return knowledge.add_types(function, nodes)
@@ -344,9 +352,9 @@ class Knowledge:
                 if not is_static(self.get_type(name)):
                     self._learn(name, TensorType(contents.dtype, contents.elements.shape))  # contents have a static shape
 
-    def refine_bodies(self, node: Node) -> Node:
-        """If a Loop, Scan or SequenceMap reads news, infer its body again; return other nodes unchanged."""
-        if node.op_type not in ("Loop", "Scan", "SequenceMap") or not any(map(self.is_news, node.uses)):
+    def refine_bodies(self, node: Node, *, again: bool = False) -> Node:
+        """If a Loop, Scan or SequenceMap reads news, infer it and its body again, with ``again`` in any case."""
+        if node.op_type not in ("Loop", "Scan", "SequenceMap") or not (again or any(map(self.is_news, node.uses))):
             return node
         inferred = infer_by_onnx(self.isolate(node))
         for value in inferred.outputs:
