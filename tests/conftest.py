@@ -22,8 +22,9 @@ import sys
 import tempfile
 import zlib
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -173,6 +174,19 @@ def without_finalizers() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """A function that runs ``xrt`` in this process and returns exit code, output and errors."""
+    from xrt.cli import main
+
+    def run(*arguments: Any) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(list(map(str, arguments)))
+        return (int(ended.value.code or 0), *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture

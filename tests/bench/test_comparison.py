@@ -6,6 +6,7 @@ import html
 import json
 import os
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import pytest
 from xrt.bench import BenchCandidate, BenchOptions, BenchReport, BenchTarget, comparison
 from xrt.bench.comparison import BenchWorker
 from xrt.bench.job_server import Job, StartupReport
-from xrt.cli import main
 
 TINY = "mlp{layers=2, features=3, hidden=4, classes=2}"
 QUICK = BenchOptions(rounds=4, turn_seconds=0.001, warm_seconds=0.2, limit_seconds=600)
@@ -116,16 +116,8 @@ FIELDS: dict[str, set[str]] = {
 }
 
 
-def xrt(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as raised:
-        main([*arguments])
-    return (int(raised.value.code or 0), *capsys.readouterr())
-
-
-def test_json_has_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = xrt(
-        capsys, "bench", TINY, "-e", "ort", "-e", "ort with Relu!=ort", "--batch", "1,2", "--rounds", "2", "--json"
-    )
+def test_json_has_its_fields(command: Callable[..., Any]) -> None:
+    code, out, err = command("bench", TINY, "-e", "ort", "-e", "ort with Relu!=ort", "--batch", "1,2", "--rounds", "2", "--json")
     assert (code, err) == (0, "")
     data: dict[str, Any] = json.loads(out)
     assert (set(data), data["schema"]) == (FIELDS["report"], 2)
@@ -138,11 +130,11 @@ def test_json_has_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
     assert "onnxruntime" in data["versions"]["ort"]
 
 
-def test_the_page_is_of_the_run_and_says_what_made_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_page_is_of_the_run_and_says_what_made_it(command: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "report & more.html"
-    command = ["bench", TINY, "-e", "ort", "-e", "ort with Relu!=ort", "--rounds", "2", "--html", str(path)]
-    code, out, err = xrt(capsys, *command)
+    arguments = ["bench", TINY, "-e", "ort", "-e", "ort with Relu!=ort", "--rounds", "2", "--html", str(path)]
+    code, out, err = command(*arguments)
     text = path.read_text(encoding="utf-8")
     assert (code, err) == (0, "") and out.startswith(f"{TINY}, ")
-    assert shlex.join(["xrt", *command]) in html.unescape(text)
+    assert shlex.join(["xrt", *arguments]) in html.unescape(text)
     assert text.startswith("<!DOCTYPE html>") and "What went wrong" in text

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from selenium import webdriver
@@ -76,36 +75,26 @@ def hostile() -> BenchReport:
 REPORTS = {"plain": report(), "several": report(group("one"), group("other")), "hostile": hostile()}
 
 
+def write_page(folder: Path, value: BenchReport) -> Path:
+    path = folder / "report.html"
+    path.write_text(page(value), encoding="utf-8")
+    return path
+
+
 @pytest.fixture(params=REPORTS)
-def shown(request: pytest.FixtureRequest, browser: webdriver.Chrome, tmp_path: Path) -> Page:
-    return Page(browser, tmp_path, REPORTS[request.param])
+def shown(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return write_page(tmp_path, REPORTS[request.param])
 
 
-class Page:
-    """A report in the browser."""
-
-    def __init__(self, browser: webdriver.Chrome, folder: Path, value: BenchReport) -> None:
-        self.browser, self.path = browser, folder / "report.html"
-        self.path.write_text(page(value), encoding="utf-8")
-
-    def open(self, width: int = 1400, *, scheme: str = "light", media: str = "") -> None:
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self._command("Emulation.setEmulatedMedia", media=media, features=features)
-        self._command("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 700)
-        for log in ("browser", "performance"):
-            self.browser.get_log(log)
-        self.browser.get(self.path.as_uri())
-
-    def _command(self, name: str, **arguments: Any) -> None:
-        self.browser.execute_cdp_cmd(name, arguments)
-
-    def ask(self, script: str) -> Any:
-        return self.browser.execute_script(script)
-
-    @property
-    def requests(self) -> list[str]:
-        events = [json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance")]
-        return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+def open_file(browser: webdriver.Chrome, path: Path, width: int = 1400, scheme: str = "light") -> None:
+    """Open a page in a window of that width. The logs of the browser begin with it."""
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": features})
+    sizes = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 700}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", sizes)
+    for log in ("browser", "performance"):
+        browser.get_log(log)
+    browser.get(path.as_uri())
 
 
 BEYOND = """
@@ -120,18 +109,20 @@ return found
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_is_beyond_the_edge(shown: Page, width: int) -> None:
-    shown.open(width)
-    shown.ask("for (const one of document.querySelectorAll('details')) one.open = true")
-    assert shown.ask("return document.documentElement.scrollWidth") <= width
-    assert shown.ask(BEYOND) == []
+def test_nothing_is_beyond_the_edge(shown: Path, browser: webdriver.Chrome, width: int) -> None:
+    open_file(browser, shown, width)
+    browser.execute_script("for (const one of document.querySelectorAll('details')) one.open = true")
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert browser.execute_script(BEYOND) == []
 
 
-def test_nothing_is_requested_and_nothing_complained_of(shown: Page) -> None:
-    shown.open()
-    assert [url for url in shown.requests if not url.startswith("data:")] == [shown.path.as_uri()]
-    assert shown.browser.get_log("browser") == []
-    assert shown.ask("return document.scripts.length + document.images.length") == 0
+def test_nothing_is_requested_and_nothing_complained_of(shown: Path, browser: webdriver.Chrome) -> None:
+    open_file(browser, shown)
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    assert [url for url in urls if not url.startswith("data:")] == [shown.as_uri()]
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return document.scripts.length + document.images.length") == 0
 
 
 BARS = """
@@ -147,9 +138,8 @@ return [...document.querySelectorAll("ul.bars svg")].map(svg => {
 @pytest.mark.parametrize("width", WIDTHS)
 def test_bars_and_intervals_are_as_long_as_the_figures_say(browser: webdriver.Chrome, tmp_path: Path, width: int) -> None:
     result = group()
-    opened = Page(browser, tmp_path, report(result))
-    opened.open(width)
-    bars = opened.ask(BARS)
+    open_file(browser, write_page(tmp_path, report(result)), width)
+    bars = browser.execute_script(BARS)
     rows = [item for item in result.rows if item.verdict in ("fastest", "tie", "slower")]
     assert [bar["seconds"] for bar in bars] == [item.median_seconds for item in rows]
     assert len({bar["left"] for bar in bars}) == 1

@@ -4,25 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cli.commands import Command
 from xrt.cache import default_cache
-from xrt.cli import main
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """A function that runs ``xrt`` in this process and returns exit code, output and errors."""
-
-    def run(*arguments: Any) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(list(map(str, arguments)))
-        return (int(ended.value.code or 0), *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture

@@ -22,8 +22,7 @@ from tests.precision.lossy import Lossy
 from tests.verify.wrong import Wrong, long_model, numbers
 from xrt import XRTModule
 from xrt.cache import CompileCache
-from xrt.cli import engines as engines_module, run as run_command
-from xrt.comparison import Comparison
+from xrt.cli import engines as engines_module
 from xrt.engines import EngineStatus
 from xrt.errors import EngineError, XRTWarning
 from xrt.formats import onnx
@@ -142,13 +141,9 @@ def test_conformance_runs_groups_and_alternates(command: Command) -> None:
         (["inspect", "model.onnx", "more"], "Got unexpected extra argument (more)"),
         (["run", "model.onnx", "--seed", "-1"], "Invalid value for '--seed': -1 is not in the range x>=0."),
         (["run", "model.onnx", "--pin", "x"], "'x' is not a pin; a pin reads like 'Conv|Gemm=ort' (force)"),
-        (["run", "model.onnx", "--output", "nowhere/y.npz"], "cannot write nowhere/y.npz: there is no folder nowhere"),
-        (["run", "model.onnx", "--dump", "model.onnx"], "Directory 'model.onnx' is a file."),
         (["run", "model.onnx", "--dump", "/proc/none"], "/proc/none: No such file or directory"),
         (["bench"], "Missing argument 'MODEL...'."),
-        (["cache", "gc", "--size", "much"], "--size takes a size such as 500MB or 4GB; got 'much'"),
         (["bench", "mlp", "-e", "ort with Conv=tvm"], "pin 'Conv=tvm' names engine 'tvm', which is not in the list: ort"),
-        (["bench", "mlp", "--batch", "x"], "--batch takes positive integers, such as 1,2,4; got 'x'"),
         (["bench", "mlp", "-e", "toy", "--devices", "ort=cuda"], "--devices names 'ort', which no candidate has: toy"),
         (["bench", "mlp", "light", "-i", "x.npy"], "--input is for one model at one batch size; name one MODEL and at most one"),
         (["run", "model.onnx", "--budget", "5s"], "--budget is the time of a search; pass it with -e auto"),
@@ -170,7 +165,6 @@ def test_conformance_runs_groups_and_alternates(command: Command) -> None:
         ),
         (["run", "model.onnx", "--device", "gpu"], "unknown device 'gpu'"),
         (["run", "model.onnx", "--engin", "ort"], "xrt run has no option --engin. Did you mean '--engine'? `xrt run --help`"),
-        (["bench", "model.onnx", "--budget", "soon"], "--budget takes a time such as 60s or 2m; got 'soon'"),
         (["check", "empty.onnx"], "empty.onnx is an empty file, and `xrt check` takes a lockfile; `xrt lock MODEL -o FILE.lock`"),
         (["conformance", "toy", "--alternate"], "nodes alternate between two engines or more; list another"),
         (
@@ -227,11 +221,6 @@ def test_debug_shows_the_traceback() -> None:
     completed = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert completed.returncode == 1
     assert "Traceback" in completed.stderr and "xrt.errors.ModelError" in completed.stderr
-
-
-def test_a_difference_is_exit_code_1(model: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_command, "compare", lambda *_, **__: Comparison("y differs"))
-    assert command("run", model, "--verify")[0] == 1
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])

@@ -162,8 +162,6 @@ def test_what_cannot_run_is_exit_code_1(change: Any, more: tuple[str, ...], told
         (("check", "x.lock", "--max-regress", "much"), "--max-regress takes a share such as 1% or 0.01; got 'much'"),
         (("check", "x.lock", "--max-regress=-1%"), "--max-regress takes a share such as 1% or 0.01; got '-1%'"),
         (("check", "x.lock", "--max-regress", "5"), "--max-regress takes a share such as 1% or 0.01; got '5'. Did you mean 5%?"),
-        (("lock", "squeezenet", "-o", "no/x.lock"), "cannot write no/x.lock: there is no folder no"),
-        (("lock", "squeezenet", "--gate", "soon"), "--gate takes a time such as 60s or 2m; got 'soon'"),
     ],
 )
 def test_a_mistake_is_exit_code_2(arguments: tuple[str, ...], told: str, command: Command) -> None:

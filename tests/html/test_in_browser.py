@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from selenium import webdriver
 
-from tests.bench.test_page_in_browser import BEYOND, CONTRAST
+from tests.bench.test_page_in_browser import BEYOND, CONTRAST, open_file
 from tests.html.views import VIEWS
 
 pytestmark = [pytest.mark.slow, pytest.mark.sample(5)]
@@ -43,11 +43,7 @@ def open_cell(browser: webdriver.Chrome, folder: Path, view: str, style: str = "
         f"<div class='output' style='width: 800px'>{view}</div>{around}</body></html>",
         encoding="utf-8",
     )
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": features})
-    sizes = {"width": 1000, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", sizes)
-    browser.get(path.as_uri())
+    open_file(browser, path, 1000, scheme)
 
 
 def looks(browser: webdriver.Chrome, selector: str) -> list[dict[str, Any]]:
