@@ -20,7 +20,6 @@ import pytest
 import xrt
 from tests.exact_errors import raises_exactly
 from tests.serve.serving import HANGS, TOP, ServerProcess, double, identity, serve, total
-from xrt.cli import main
 from xrt.errors import OptionError
 from xrt.graph import DType, Function
 from xrt.models import load_light, sample_inputs
@@ -213,19 +212,11 @@ def test_a_model_with_state_gets_sequences(tmp_path: Path, start: Start) -> None
     served.finalize()
 
 
-def test_what_cannot_be_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bundle = save(double(), tmp_path / "double.xrt")
-    arguments = ["export-triton", str(bundle), str(tmp_path / "repo")]
-    with pytest.raises(SystemExit) as raised:
-        main(arguments)
-    assert (raised.value.code or 0, capsys.readouterr().out) == (
-        0,
-        f"{tmp_path}/repo/double: config.pbtxt, 1/model.py and 1/model.xrt\n",
-    )
-    with pytest.raises(SystemExit) as raised:
-        main(arguments)
-    message = f"error: '{tmp_path}/repo/double/1' exists; choose another version, or remove it"
-    assert (raised.value.code, capsys.readouterr().err.strip()) == (2, message)
+def test_what_cannot_be_exported(tmp_path: Path, command: Callable[..., Any]) -> None:
+    arguments = ("export-triton", save(double(), tmp_path / "double.xrt"), tmp_path / "repo")
+    assert command(*arguments) == (0, f"{tmp_path}/repo/double: config.pbtxt, 1/model.py and 1/model.xrt\n", "")
+    message = f"error: '{tmp_path}/repo/double/1' exists; choose another version, or remove it\n"
+    assert command(*arguments) == (2, "", message)
     half = save(identity(DType.BFLOAT16), tmp_path / "half.xrt")
     with raises_exactly(
         OptionError, "'x0' is BF16, which Triton's Python backend cannot convert to an array; cast it in the model"

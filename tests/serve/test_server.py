@@ -6,7 +6,6 @@ import asyncio
 import http.client
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -18,18 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
 import xrt
 from tests.exact_errors import raises_exactly
 from tests.serve.serving import HANGS, Gate, double, infer, running, serve, tensor
-from xrt.cli import main
 from xrt.cli.serve import parse_models
-from xrt.errors import BundleError, FallbackWarning, OptionError
+from xrt.errors import FallbackWarning, OptionError
 from xrt.formats import onnx
 from xrt.logging import LOG_VARIABLE
-from xrt.module import bundle as bundles
 from xrt.processes.spawn import kill, list_descendants
 from xrt.serve import app, open_inference_pb2 as messages
 from xrt.serve.application import Addresses, Application, run_server
@@ -211,69 +207,24 @@ def test_names_and_versions_of_models() -> None:
         parse_models(["a.xrt", "b/a.xrt"])
 
 
-Failing = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def fail(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Failing:
-    monkeypatch.setenv(LOG_VARIABLE, "info")  # the command leaves the logger as it is
-
-    def run_it(*arguments: object) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as raised:
-            main(["serve", *map(str, arguments)])
-        return int(raised.value.code or 0), capsys.readouterr().err.strip()
-
-    return run_it
-
-
-def test_mistakes_on_the_command_line(fail: Failing, bundle: Path, tmp_path: Path) -> None:
-    assert fail(tmp_path / "none.xrt")[0] == 2
-    assert fail(bundle, "--batch", "x") == (2, "error: --batch takes positive integers, such as 1,2,4; got 'x'")
-    assert fail(bundle, "-e", "ort") == (2, "error: a bundle has fixed engines; leave --engine out, or compile the model again")
-    fixed = tmp_path / "fixed.onnx"
-    onnx.save(double((2, 3)), fixed)
-    assert fail(fixed, "--batch", "4") == (
-        2,
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["BUNDLE", "--batch", "x"], "--batch takes positive integers, such as 1,2,4; got 'x'"),
+        (["BUNDLE", "-e", "ort"], "a bundle has fixed engines; leave --engine out, or compile the model again"),
+        (["a b=BUNDLE"], "a model's name has letters, digits, '.', '-' and '_'; got 'a b': give name=path"),
         (
-            "error: model 'fixed' cannot join requests to a batch: the first axis of 'x' (float32[2,3]) is not dynamic; "
-            "leave batch out"
+            ["BUNDLE", "--port", "PORT"],
+            "cannot listen on 127.0.0.1, port PORT: [Errno 98] Address already in use; choose another host or port",
         ),
-    )
-    assert fail(f"a b={bundle}")[1] == ("error: a model's name has letters, digits, '.', '-' and '_'; got 'a b': give name=path")
+    ],
+)
+def test_mistakes_on_the_command_line(
+    arguments: list[str], text: str, command: Any, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LOG_VARIABLE, "info")  # the command leaves the logger as it is
     with closing(socket.create_server(("127.0.0.1", 0))) as used:
-        port = used.getsockname()[1]
-        text = f"error: cannot listen on 127.0.0.1, port {port}: [Errno 98] Address already in use; choose another host or port"
-        assert fail(bundle, "--port", port) == (2, text)
-
-
-async def test_bundles_and_files_are_opened_by_path(bundle: Path, tmp_path: Path) -> None:
-    paths = [tmp_path / "one.xrt", tmp_path / "double.onnx"]
-    shutil.copyfile(bundle, paths[0])
-    onnx.save(double(), paths[1])
-    async with running(app(paths, engine="ort", threads=1)) as application:
-        for name in ("one", "double"):
-            reply = await infer(application, name, {"inputs": [tensor("x", np.ones((1, 3)))]})
-            assert reply.document["outputs"][0]["data"] == [2, 2, 2]
-    with pytest.raises(BundleError):
-        app({"a": tmp_path / "none.xrt"})
-
-
-async def test_a_bundle_whose_example_gives_other_outputs_is_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example is in the bundle; here its saved outputs are of another model."""
-    path = tmp_path / "double.xrt"
-    with xrt.XRTModule(double((2, 3)), engine="ort") as module:
-        module.save(path)
-    application = app({"double": path})
-    read = bundles.read_example
-
-    def spoil(file: Any) -> Any:
-        example = read(file)
-        return replace(example, outputs=tuple((name, array + 1) for name, array in example.outputs))
-
-    monkeypatch.setattr(bundles, "read_example", spoil)
-    async with running(application, ready=False):
-        await application.start()
-        reason = application.explain_not_ready()
-        assert reason.startswith(f"model 'double': its self-test failed: the self-test of '{path}' failed: add_1 ")
-        reply = await infer(application, "double", {"inputs": [tensor("x", np.ones((2, 3)))]})
-        assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+        port = str(used.getsockname()[1])
+        typed = [argument.replace("BUNDLE", str(bundle)).replace("PORT", port) for argument in arguments]
+        code, _, err = command("serve", *typed)
+    assert (code, err.strip()) == (2, f"error: {text.replace('PORT', port)}")

@@ -61,21 +61,6 @@ async def test_the_number_of_sessions_is_bounded() -> None:
         assert first(await step(application, 1, session_id="c")) == 1
 
 
-async def test_an_expired_session_does_not_go_on_with_a_new_state() -> None:
-    async with running(app({"total": xrt.XRTModule(total(), engine="toy")}, session_idle=60)) as application:
-        sessions = next(iter(application.models)).sessions
-        now = [0.0]
-        sessions.clock = lambda: now[0]
-        await step(application, 1, session_id="a")
-        now[0] = 59.0
-        assert first(await step(application, 1, session_id="a")) == 2
-        now[0] = 120.0
-        gone = await step(application, 1, session_id="a")
-        assert (gone.status, len(sessions)) == (410, 0)
-        assert gone.error == "session 'a' is gone: it was not used for 60 s; begin again with session_start"
-        assert first(await step(application, 1, session_id="a", session_start=True)) == 1
-
-
 async def test_explicit_sessions_begin_with_their_start_alone() -> None:
     async with running(app({"total": xrt.XRTModule(total(), engine="toy")}, explicit_sessions=True)) as application:
         early = await step(application, 1, session_id="a")
