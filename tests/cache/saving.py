@@ -13,15 +13,14 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from xrt.cache import CompileCache, DiskTier, Store
-from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
+from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import CacheWarning, CompileRefused
 from xrt.graph import Function, Node
@@ -31,19 +30,6 @@ from xrt.testing.corpus.entry import graph, node
 
 BULK = 200_000
 """Bytes of an entry, so that writing one takes a while."""
-
-
-class Held(Executable):
-    outputs_are_fresh = True
-
-    def __init__(self, inner: Executable) -> None:
-        self.inner = inner
-
-    def prepare(self) -> None:
-        self.inner.prepare()
-
-    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        return self.inner.run(inputs, options)
 
 
 @dataclass(frozen=True)
@@ -79,7 +65,7 @@ class Saving(GraphCompiler):
             raise CompileRefused("it never does", [function.nodes[0].name])
         if self.broken == "memory":
             raise MemoryError("no memory")
-        return Held(registry.create("toy").compile(function, context))
+        return registry.create("toy").compile(function, context)
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         assert context.workdir is not None and context.workdir.is_dir()
@@ -92,7 +78,7 @@ class Saving(GraphCompiler):
         if self.broken == "load":
             raise ValueError("it cannot")
         assert bytes(data[:15]) == b'{"saved": true}' and len(data) == 15 + BULK
-        return Held(registry.create("toy").compile(function, context))
+        return registry.create("toy").compile(function, context)
 
 
 def chain(length: int = 6) -> Function:

@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,15 +26,6 @@ from xrt.engines import CompileContext, Executable
 from xrt.errors import CompileFailed
 from xrt.graph import Function
 
-HOLDER = """
-import sys
-from pathlib import Path
-from xrt.cache import Store
-with Store(Path(sys.argv[1])).lock("abcd") as locked:
-    print(locked, flush=True)
-    sys.stdin.read()
-"""
-
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,39 +43,6 @@ def test_a_lock_excludes_other_holders_until_it_is_released(tmp_path: Path) -> N
         assert not again
     with Store(tmp_path).lock("abcd") as again:
         assert again
-
-
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.slow
-def test_who_waits_gets_the_lock_when_it_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.cache.records.LOCK_TIMEOUT_SECONDS", 60.0)
-    results: list[bool] = []
-
-    def wait() -> None:
-        with Store(tmp_path).lock("abcd") as locked:
-            results.append(locked)
-
-    waiting = threading.Thread(target=wait)
-    with Store(tmp_path).lock("abcd"):
-        waiting.start()
-        waiting.join(0.05)
-        assert not results
-    waiting.join(60)
-    assert results == [True]
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_process_that_ends_releases_its_lock(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as holder:
-        assert holder.stdout.readline() == "True\n"
-        with Store(tmp_path).lock("abcd") as locked:
-            assert not locked
-        holder.kill()
-        holder.wait()
-    with Store(tmp_path).lock("abcd") as locked:
-        assert locked
 
 
 @pytest.mark.usefixtures("impatient")
