@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import xrt
-from tests.runtime.test_program import First, function, node
 from xrt import progress
 from xrt.cache import CompileCache
 from xrt.cli.screen import show_status
@@ -22,8 +21,10 @@ from xrt.engines import CompileContext, Executable
 from xrt.graph import Function
 from xrt.placement.result import Progress
 from xrt.progress import ERASE_LINE, NotebookLine, ProgressLine, TerminalLine, find_display, show_progress
+from xrt.testing.corpus.entry import graph, node
+from xrt.testing.fault_injection import RecordingEngine
 
-RELU = function(node("Relu", "x", "y"))
+RELU = graph({"x": "float32[3]"}, {"y": "float32[3]"}, node("Relu", "x", "y"))
 X = np.ones(3, "float32")
 
 
@@ -253,7 +254,7 @@ class TestWork:
 
 
 @dataclass(frozen=True)
-class Waiting(First):
+class Waiting(RecordingEngine):
     """An engine that compiles once the display has shown something."""
 
     display: ClassVar[Any] = None
@@ -275,7 +276,7 @@ class TestModule:
     @pytest.mark.parametrize("given", [False, lambda done, count: None])
     def test_it_does_not_where_it_is_off_or_another_is_reported(self, monkeypatch: pytest.MonkeyPatch, given: Any) -> None:
         monkeypatch.setattr(progress, "find_display", lambda: pytest.fail("it looks for a display"))
-        with xrt.XRTModule(RELU, [First()], cache=CompileCache(), strict=True, progress=given) as m:
+        with xrt.XRTModule(RELU, [RecordingEngine()], cache=CompileCache(), strict=True, progress=given) as m:
             m(X)
 
     @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.toolkit.memory import LiveRange
 from xrt.errors import RunFailed
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.graph import Function, Node, TensorType
 from xrt.graph.constants import ALIGNMENT
 from xrt.partition import ClusteringOptions, partition
 from xrt.runtime import Program, compile_plan
@@ -408,12 +408,9 @@ def test_the_callers_buffer_holds_the_output_too(engine: str, bound: bool) -> No
 @pytest.mark.parametrize("out", [None, [None, np.zeros(2, np.float32)]], ids=["no buffer", "buffer"])
 @pytest.mark.parametrize("bound", [False, True])
 def test_a_constant_updates_its_input(bound: bool, out: list[Any] | None) -> None:
-    type_ = TensorType(DType.FLOAT32, (2,))
-    inputs, outputs = (Value("x", type_), Value("s", type_)), (Value("y", type_), Value("c", type_))
-    constants = {"c": Constant(np.array([7, 8], np.float32))}
-    m = xrt.XRTModule(
-        Function(inputs, outputs, (Node("Add", ("x", "s"), ("y",)),), constants, {"": 21}, aliases=(("s", "c"),)), "toy"
-    )
+    ends = dict.fromkeys("xs", "float32[2]"), dict.fromkeys("yc", "float32[2]")
+    constants = {"c": np.array([7, 8], np.float32)}
+    m = xrt.XRTModule(graph(*ends, node("Add", "x s", "y"), constants=constants, aliases=(("s", "c"),)), "toy")
     x, s = np.ones(2, np.float32), np.zeros(2, np.float32)
     _ = m.bind(x, s, out=out)() if bound else m(x, s, out=out)
     np.testing.assert_array_equal(s, [7, 8])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,98 +19,84 @@ import xrt
 from tests.hanging import PATIENCE, wait_until
 from tests.module.test_faults import X, chain
 from xrt.cache import CompileCache
-from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
-from xrt.engines.contract import registry
+from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import CompileFailed, CompileRefused, FallbackWarning
-from xrt.graph import Function, Node
+from xrt.graph import Function
 from xrt.partition import Plan, partition
 from xrt.partition.partitioner import map_nodes_to_engines
 from xrt.runtime import Program, Refusal, compile_plan
 from xrt.runtime.compile import MAX_TRIALS, find_culprits
 from xrt.testing.corpus.entry import graph, node, tensor
-from xrt.testing.fault_injection import RecordingEngine
+from xrt.testing.fault_injection import ObservedExecutable, RecordingEngine
 
 F32 = tensor("float32[3]")
 
 
-class Adding(Executable):
-    """Adds what its region adds: the constants, one after the other."""
-
-    def __init__(self, function: Function) -> None:
-        self.amount = sum(constant.array for constant in function.constants.values())
-        self.closed = 0
-
-    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        return [inputs[0] + self.amount]
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-class Journal:
-    """What the engine of a test was asked to compile, and what then happens."""
+class Compiles:
+    """The compiles of a test, and what happens in them."""
 
     def __init__(self) -> None:
-        self.compiled: list[str] = []
+        self.names: list[str] = []
         self.under_way = self.most = 0
         self.lock = threading.Lock()
         self.then: Callable[[Function], object] = lambda function: None
-        self.made: list[Adding] = []
 
-    def compile(self, function: Function) -> Executable:
+    @contextmanager
+    def track(self, function: Function) -> Iterator[None]:
         with self.lock:
-            self.compiled.append(function.name)
+            self.names.append(function.name)
             self.under_way += 1
             self.most = max(self.most, self.under_way)
         try:
             self.then(function)
+            yield
         finally:
             with self.lock:
                 self.under_way -= 1
-        self.made.append(Adding(function))
-        return self.made[-1]
 
 
-JOURNAL = Journal()
-
-
-@pytest.fixture(autouse=True)
-def journal() -> Journal:
-    JOURNAL.__init__()  # type: ignore[misc]  # the engines below, frozen as they are, all write here
-    return JOURNAL
+COMPILES = Compiles()
 
 
 @dataclass(frozen=True)
-class Free(GraphCompiler):
+class Free(RecordingEngine):
     name: ClassVar[str] = "free"
-    takes: ClassVar[str] = ""
-
-    def why_not(self, node: Node, function: Function) -> str | None:
-        return None if node.domain == self.takes else f"takes the nodes of {self.takes!r}"
+    takes: str = "Add"
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        return JOURNAL.compile(function)
+        with COMPILES.track(function):
+            return super().compile(function, context)
 
 
 @dataclass(frozen=True)
 class OneAtATime(Free):
     name: ClassVar[str] = "one_at_a_time"
-    takes: ClassVar[str] = "other"
+    takes: str = "Sum"
     compiles_in_parallel: ClassVar[bool] = False
 
 
-def planned(*amounts: float, of: Sequence[GraphCompiler] = (Free(), OneAtATime())) -> Plan:
+ENGINES = {engine.spec: engine for engine in (Free(), OneAtATime())}
+
+
+@pytest.fixture(autouse=True)
+def compiles() -> Compiles:
+    COMPILES.__init__()  # type: ignore[misc]  # the engines, frozen as they are, all write here
+    for engine in ENGINES.values():
+        engine.journal.clear()
+    return COMPILES
+
+
+def count_closed() -> int:
+    return sum(engine.journal.count("close") for engine in ENGINES.values())
+
+
+def planned(*amounts: float, of: Sequence[GraphCompiler] = tuple(ENGINES.values())) -> Plan:
     """Additions in a row, on the two engines in turn: as many regions as amounts."""
     names = ["x", *(f"some_{i}_{amount}" for i, amount in enumerate(amounts))]
-    nodes = [
-        node("Add", f"{names[i]} w{i}", names[i + 1], domain="other" if i % 2 else "", name=f"n{i}") for i in range(len(amounts))
-    ]
+    nodes = [node("Sum" if i % 2 else "Add", f"{names[i]} w{i}", names[i + 1], name=f"n{i}") for i in range(len(amounts))]
     weights = {f"w{i}": np.full(3, amount, "float32") for i, amount in enumerate(amounts)}
     function = graph({"x": F32}, {names[-1]: F32}, *nodes, constants=weights)
-    return partition(function.replace(opsets={"": 20, "other": 1}, types=dict.fromkeys(names[1:-1], F32)), of)
-
-
-ENGINES: dict[str, GraphCompiler] = {"free": Free(), "one_at_a_time": OneAtATime()}
+    return partition(function.replace(types=dict.fromkeys(names[1:-1], F32)), of)
 
 
 def compiled(plan: Plan, threads: int = 2, **options: Any) -> Any:
@@ -117,65 +104,65 @@ def compiled(plan: Plan, threads: int = 2, **options: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_regions_compile_at_once_within_the_budget(journal: Journal) -> None:
+def test_regions_compile_at_once_within_the_budget(compiles: Compiles) -> None:
     meeting = threading.Barrier(2, timeout=300)
-    journal.then = lambda function: meeting.wait() if function.name in ("xrt_free_0", "xrt_free_2") else None
+    compiles.then = lambda function: meeting.wait() if function.name in ("xrt_free_0", "xrt_free_2") else None
     program = compiled(planned(1, 2, 3, 4))
     assert isinstance(program, Program)
-    assert journal.most == 2
+    assert compiles.most == 2
     np.testing.assert_array_equal(program.run([np.zeros(3, "float32")])[0], np.full(3, 10))
 
 
-def test_a_budget_of_one_compiles_in_the_plans_order(journal: Journal) -> None:
+def test_a_budget_of_one_compiles_in_the_plans_order(compiles: Compiles) -> None:
     assert isinstance(compiled(planned(1, 2, 3, 4), threads=1), Program)
-    assert journal.most == 1
-    assert journal.compiled == ["xrt_free_0", "xrt_one_at_a_time_1", "xrt_free_2", "xrt_one_at_a_time_3"]
+    assert compiles.most == 1
+    assert compiles.names == ["xrt_free_0", "xrt_one_at_a_time_1", "xrt_free_2", "xrt_one_at_a_time_3"]
 
 
-def test_an_engine_that_compiles_one_at_a_time_is_asked_so_by_every_module(journal: Journal) -> None:
-    plans = [planned(*range(n, n + 6), of=(OneAtATime(), Free())) for n in (0, 10)]
+def test_an_engine_that_compiles_one_at_a_time_is_asked_so_by_every_module(compiles: Compiles) -> None:
+    plans = [planned(*range(n, n + 6), of=(*reversed(ENGINES.values()),)) for n in (0, 10)]
     alone = [0, 0]
 
     def then(function: Function) -> None:
         if function.name.startswith("xrt_one"):
-            with journal.lock:
+            with compiles.lock:
                 alone[0] += 1
                 alone[1] = max(alone)
             threading.Event().wait(0.002)
-            with journal.lock:
+            with compiles.lock:
                 alone[0] -= 1
 
-    journal.then = then
+    compiles.then = then
     with ThreadPoolExecutor(2) as pool:
         assert all(isinstance(program, Program) for program in pool.map(lambda plan: compiled(plan, 3), plans))
-    assert sorted(set(journal.compiled)) == sorted(launch.name for launch in plans[0].launches)
+    assert sorted(set(compiles.names)) == sorted(launch.name for launch in plans[0].launches)
     assert alone[1] == 1
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_equal_regions_compile_once_whatever_their_values_are_called(journal: Journal, threads: int) -> None:
+def test_equal_regions_compile_once_whatever_their_values_are_called(compiles: Compiles, threads: int) -> None:
     cache = CompileCache()
     for _ in range(2):
         program = compiled(planned(5, 1, 5, 1, 5), threads, cache=cache)
-        assert len(journal.compiled) == 2
+        assert len(compiles.names) == 2
     np.testing.assert_array_equal(program.run([np.zeros(3, "float32")])[0], np.full(3, 17))
     assert cache.statistics.size == 2
 
 
-def test_regions_that_differ_in_a_weight_are_not_equal(journal: Journal) -> None:
+def test_regions_that_differ_in_a_weight_are_not_equal(compiles: Compiles) -> None:
     assert isinstance(compiled(planned(5, 1, 6, 1)), Program)
-    assert len(journal.compiled) == 3
+    assert len(compiles.names) == 3
 
 
 @pytest.mark.slow
-def test_refusals_come_in_the_plans_order_and_each_names_its_own_nodes(journal: Journal) -> None:
+def test_refusals_come_in_the_plans_order_and_each_names_its_own_nodes(compiles: Compiles) -> None:
     def refuse(function: Function) -> None:
         if function.name == "xrt_free_0":
             threading.Event().wait(0.05)  # the first in the plan is the last to be known
         if function.name in ("xrt_free_0", "xrt_one_at_a_time_3", "xrt_free_4"):
             raise CompileRefused(f"not {function.name}", nodes=[function.nodes[0].name])
 
-    journal.then = refuse
+    compiles.then = refuse
     cache = CompileCache()
     result = compiled(planned(1, 2, 3, 4, 1), 4, cache=cache)
     assert [(r.launch.name, r.nodes, str(r.error)) for r in result if isinstance(r, Refusal)] == [
@@ -184,35 +171,35 @@ def test_refusals_come_in_the_plans_order_and_each_names_its_own_nodes(journal: 
         ("xrt_free_4", ("n4",), "not xrt_free_4"),
     ]
     cache.clear()
-    assert [item.closed for item in journal.made] == [1, 1]
+    assert count_closed() == 2
 
 
-def test_what_an_engine_raises_is_a_failure_of_its_region(journal: Journal) -> None:
+def test_what_an_engine_raises_is_a_failure_of_its_region(compiles: Compiles) -> None:
     def crash(function: Function) -> None:
         if function.name == "xrt_free_2":
             raise ZeroDivisionError("inside")
 
-    journal.then = crash
+    compiles.then = crash
     (refusal,) = compiled(planned(1, 2, 3))
     assert isinstance(refusal.error, CompileFailed)
     assert str(refusal.error) == "engine 'free' failed to compile xrt_free_2 (1 nodes): ZeroDivisionError: inside"
 
 
-def test_an_interrupt_leaves_no_lease_behind(journal: Journal) -> None:
+def test_an_interrupt_leaves_no_lease_behind(compiles: Compiles) -> None:
     def interrupt(function: Function) -> None:
         if function.name == "xrt_free_2":
             raise KeyboardInterrupt
 
-    journal.then = interrupt
+    compiles.then = interrupt
     cache = CompileCache()
     with pytest.raises(KeyboardInterrupt):
         compiled(planned(1, 2, 3), cache=cache)
     cache.clear()
-    assert all(item.closed == 1 for item in journal.made)
+    assert count_closed() == sum(len(engine.journal.compiled) for engine in ENGINES.values())
 
 
 @pytest.mark.usefixtures("without_finalizers")
-def test_ctrl_c_does_not_wait_for_regions_in_progress(journal: Journal) -> None:
+def test_ctrl_c_does_not_wait_for_regions_in_progress(compiles: Compiles) -> None:
     both_compile, released = threading.Barrier(2, timeout=PATIENCE), threading.Event()
 
     def press_and_hang(function: Function) -> None:
@@ -220,19 +207,19 @@ def test_ctrl_c_does_not_wait_for_regions_in_progress(journal: Journal) -> None:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         released.wait(PATIENCE)
 
-    journal.then = press_and_hang
+    compiles.then = press_and_hang
     cache, output = CompileCache(), list[tuple[int, int]]()
     with pytest.raises(KeyboardInterrupt):
         compiled(planned(1, 2), cache=cache, progress=lambda *step: output.append(step))
-    assert (journal.under_way, output) == (2, [])
+    assert (compiles.under_way, output) == (2, [])
     released.set()
     # The next compile waits for the compiles that go on and uses their results.
     program = compiled(planned(1, 2), cache=cache)
-    assert len(journal.compiled) == 2
+    assert len(compiles.names) == 2
     np.testing.assert_array_equal(program.run([np.zeros(3, "float32")])[0], np.full(3, 3))
     program.close()
     cache.clear()
-    wait_until(lambda: [one.closed for one in journal.made] == [1, 1])
+    wait_until(lambda: count_closed() == 2)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -253,14 +240,14 @@ def test_a_module_tells_its_progress() -> None:
         xrt.XRTModule(relu, engine="toy", progress=3)
 
 
-def test_an_executable_that_cannot_be_prepared_is_closed(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executable_that_cannot_be_prepared_is_closed(compiles: Compiles, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Executable) -> None:
         raise ValueError("no such luck")
 
-    monkeypatch.setattr(Adding, "prepare", fail, raising=False)
+    monkeypatch.setattr(ObservedExecutable, "prepare", fail)
     (refusal,) = compiled(planned(1))
     assert refusal.reason == "engine 'free' failed to compile xrt_free_0 (1 nodes): ValueError: no such luck"
-    assert [item.closed for item in journal.made] == [1]
+    assert count_closed() == 1
 
 
 OPS = ("Abs", "Relu", "Exp", "Neg", "Tanh", "Cos", "Sqrt", "Sin")
@@ -291,19 +278,16 @@ def test_of_two_that_must_not_meet_one_leaves() -> None:
 
 
 @dataclass(frozen=True)
-class NoCosOfRelu(GraphCompiler):
+class NoCosOfRelu(RecordingEngine):
     """Refuses regions in which a Cos reads a Relu."""
 
     name: ClassVar[str] = "no_cos_of_relu"
-
-    def why_not(self, node: Node, function: Function) -> str | None:
-        return registry.create("toy").why_not(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         pairs = ((function.producer(node.inputs[0]), node) for node in function.nodes)
         if any(producer is not None and (producer.op, node.op) == ("Relu", "Cos") for producer, node in pairs):
             raise CompileRefused("no Cos of Relu")
-        return registry.create("toy").compile(function, context)
+        return super().compile(function, context)
 
 
 def test_equal_nodes_between_other_neighbors_stay() -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,81 +13,38 @@ import pytest
 import xrt
 from tests.runtime.trace_format import check_nesting, read_trace
 from xrt.cache import CompileCache
-from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
+from xrt.engines import CompileContext, Executable, RunOptions
 from xrt.errors import InputError
-from xrt.graph import Constant, DType, Function, Node, OptionalType, SequenceType, TensorType, Value
+from xrt.graph import DType, Function, OptionalType, SequenceType, TensorType, Value
 from xrt.partition import partition
 from xrt.runtime import Program, compile_plan, inputs
 from xrt.runtime.profile import HOST, Moment, Profile, Recorder
+from xrt.testing.corpus.entry import graph, node
+from xrt.testing.fault_injection import ObservedExecutable, RecordingEngine
 
-F32 = TensorType(DType.FLOAT32, (3,))
-
-
-class Interpreter(Executable):
-    """Relu, Neg, Add and Identity in NumPy; Identity returns its input itself."""
-
-    KERNELS: ClassVar[dict[str, Any]] = {
-        "Relu": lambda x: np.maximum(x, 0),
-        "Neg": np.negative,
-        "Add": np.add,
-        "Identity": lambda x: x,
-    }
-
-    def __init__(self, function: Function) -> None:
-        self.function = function
-
-    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        values = {name: c.array for name, c in self.function.constants.items()}
-        values.update(zip((v.name for v in self.function.inputs), inputs, strict=True))
-        for node in self.function.nodes:
-            values[node.outputs[0]] = self.KERNELS[node.op_type](*(values[name] for name in node.inputs))
-        return [values[v.name] for v in self.function.outputs]
-
-
-@dataclass(frozen=True)
-class First(GraphCompiler):
-    name: ClassVar[str] = "first"
-    declines: ClassVar[frozenset[str]] = frozenset({"Neg"})
-
-    def why_not(self, node: Node, function: Function) -> str | None:
-        return f"no kernel for {node.op}" if node.op_type in self.declines else None
-
-    def compile(self, function: Function, context: CompileContext) -> Executable:
-        return Interpreter(function)
-
-
-@dataclass(frozen=True)
-class Second(First):
-    name: ClassVar[str] = "second"
-    declines: ClassVar[frozenset[str]] = frozenset()
+FIRST, SECOND = RecordingEngine(takes="Relu|Add|Identity"), RecordingEngine(mark="second")
 
 
 def made(function: Function, cache: CompileCache | None = None) -> Program:
-    engines = (First(), Second())
+    engines = (FIRST, SECOND)
     program = compile_plan(partition(function, engines), {e.spec: e for e in engines}, CompileContext(), cache or CompileCache())
     assert isinstance(program, Program)
     return program
 
 
-def function(*nodes: Node, inputs: str = "x", outputs: str = "y", constants: Any = None, aliases: Any = ()) -> Function:
-    ends = (tuple(Value(n, F32) for n in names.split()) for names in (inputs, outputs))
-    return Function(*ends, nodes, constants or {}, {"": 20}, aliases=aliases)
-
-
-def node(op: str, reads: str, defines: str) -> Node:
-    return Node(op, tuple(reads.split()), (defines,), name=f"{op}_{defines}")
-
-
 X = np.array([-1, 0, 2], "float32")
-MIXED = function(node("Relu", "x", "a"), node("Neg", "a", "b"), node("Add", "b w", "c"), node("Identity", "c", "y"), constants={
-    "w": Constant(np.ones(3, "float32"))
-})  # fmt: skip
+MIXED = graph(
+    {"x": "float32[3]"},
+    {"y": "float32[3]"},
+    *(node("Relu", "x", "a"), node("Neg", "a", "b"), node("Add", "b w", "c"), node("Identity", "c", "y")),
+    constants={"w": np.ones(3, "float32")},
+)
 
 
 @pytest.mark.slow
 def test_launches_run_in_order_across_engines() -> None:
     mixed = made(MIXED)
-    assert [launch.engine for launch in mixed.plan.launches] == ["first", "second", "first"]
+    assert [launch.engine for launch in mixed.plan.launches] == [FIRST.spec, SECOND.spec, FIRST.spec]
     assert mixed.fast_call is None
     assert mixed.run([X])[0].tolist() == [1, 1, -1]
 
@@ -103,7 +58,7 @@ def test_closing_closes_every_executable_and_raises_the_first_error(monkeypatch:
         if closed[-1] != 0:
             raise RuntimeError(f"close {closed[-1]}")
 
-    monkeypatch.setattr(Interpreter, "close", close)
+    monkeypatch.setattr(ObservedExecutable, "close", close)
     cache.clear()  # the program alone has leases
     with pytest.raises(RuntimeError, match=r"^close 1$"):
         mixed.close()
@@ -111,29 +66,27 @@ def test_closing_closes_every_executable_and_raises_the_first_error(monkeypatch:
 
 
 def test_one_region_is_called_directly_whatever_the_order_of_its_inputs_and_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Interpreter, "outputs_are_fresh", True)
-    graph = function(node("Relu", "x", "a"), node("Add", "a w", "b"), node("Add", "b b", "c"), inputs="idle w x", outputs="c b a")
-    ready, data = made(graph), [X - 5, X + 1, X]
+    monkeypatch.setattr(ObservedExecutable, "outputs_are_fresh", True)
+    nodes = node("Relu", "x", "a"), node("Add", "a w", "b"), node("Add", "b b", "c")
+    ready = made(graph(dict.fromkeys(["idle", "w", "x"], "float32[3]"), dict.fromkeys("cba", "float32[3]"), *nodes))
+    data = [X - 5, X + 1, X]
     assert ready.fast_call is not None
     for results in (ready.fast_call(*data), ready.run(data)):
         assert [result.tolist() for result in results] == [[0, 2, 10], [0, 1, 5], [0, 0, 2]]
 
 
-@pytest.mark.parametrize(
-    ("graph", "count"),
-    [
-        (function(node("Relu", "x", "y"), inputs="x", outputs="x y"), 2),
-        (function(node("Identity", "x", "y")), 1),
-        (function(node("Relu", "x", "y"), outputs="y y w", constants={"w": Constant(X)}), 3),
-        (function(node("Relu", "x", "a"), node("Identity", "a", "y"), outputs="a y"), 2),
-        (function(outputs="x"), 1),
-    ],
-)
-def test_an_output_shares_memory_with_nothing(graph: Function, count: int) -> None:
-    ready, x = made(graph), X.copy()
+@pytest.mark.parametrize(("outputs", "count"), [("y", 1), ("x y", 2), ("y z", 2), ("y z w", 3), ("x", 1), ("w", 1)])
+def test_an_output_shares_memory_with_nothing(outputs: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine may return its inputs, and the same array twice."""
+    computed = len({*outputs.split()} & {"y", "z"})
+    monkeypatch.setattr(ObservedExecutable, "run", lambda executable, inputs, options=None: [inputs[0]] * computed)
+    nodes = [node("Identity", "x", name) for name in outputs.split() if name in "yz"]
+    ends = {"x": "float32[3]"}, dict.fromkeys(outputs.split(), "float32[3]")
+    function, x = graph(*ends, *nodes, constants={"w": X.copy()}), X.copy()
+    ready = made(function)
     results = [*ready.run([x]), *ready.run([x])]
-    assert len(results) == 2 * count
-    others = [x, *(c.array for c in graph.constants.values())]
+    assert [result.tolist() for result in results] == [X.tolist()] * 2 * count
+    others = [x, function.constants["w"].array]
     for result in results:
         assert result.flags.writeable
         assert not any(np.shares_memory(result, other) for other in others)
@@ -155,7 +108,7 @@ def test_a_profile_counts_only_the_calls_that_ask() -> None:
     ready.run([X])
     ready.run([X], RunOptions(profile=True))
     profile = ready.profile()
-    assert [(t.launch, t.calls) for t in profile.launches] == [("xrt_first_0", 1), ("xrt_second_1", 1), ("xrt_first_2", 1)]
+    assert [(t.launch, t.calls) for t in profile.launches] == [(launch.name, 1) for launch in ready.plan.launches]
     assert profile.seconds > 0
 
 
@@ -251,28 +204,12 @@ def test_sequences_and_optionals() -> None:
     assert refused((sequence,), [zeros(2)]) == "input 'q[0]' must be int64; got float32; convert it with .astype('int64')"
 
 
-def test_arrays_of_other_libraries_come_through_dlpack() -> None:
-    class Foreign:
-        def __init__(self, array: np.ndarray[Any, Any]) -> None:
-            self.array = array
-
-        def __dlpack__(self, **options: Any) -> Any:
-            return self.array.__dlpack__(**options)
-
-        def __dlpack_device__(self) -> Any:
-            return self.array.__dlpack_device__()
-
-    data = zeros(2, 3)
-    (array, _) = accepted((ROWS, Y), Foreign(data), zeros(2))
-    assert np.shares_memory(array, data)
-
-
 @pytest.mark.slow
-def test_types_that_numpy_has_no_word_for_come_through_dlpack() -> None:
-    """JAX's arrays of bfloat16 and float8, where they lie; they are read-only, and hold their owner's memory."""
+def test_arrays_of_other_libraries_come_through_dlpack() -> None:
+    """JAX's arrays, of types that NumPy has no word for too: where they lie, read-only, and holding their owner's memory."""
     import jax
 
-    for name, dtype in (("bfloat16", DType.BFLOAT16), ("float8_e4m3fn", DType.FLOAT8E4M3FN)):
+    for name, dtype in (("float32", DType.FLOAT32), ("bfloat16", DType.BFLOAT16), ("float8_e4m3fn", DType.FLOAT8E4M3FN)):
         data = jax.numpy.arange(6).astype(name).reshape(2, 3)
         value = Value("x", TensorType(dtype, (2, 3)))
         (array,) = accepted((value,), data)
@@ -303,7 +240,7 @@ def test_a_call_holds_its_regions_and_each_has_its_engine(tmp_path: Path) -> Non
         mixed.run([X], PROFILED)
     mixed.profile().to_trace(tmp_path / "t.json")
     events = read_trace(tmp_path / "t.json")
-    regions = [("xrt_first_0", "first"), ("xrt_second_1", "second"), ("xrt_first_2", "first")]
+    regions = [(launch.name, launch.engine) for launch in mixed.plan.launches]
     assert [(event["name"], event["cat"]) for event in events] == 2 * [("call", "call"), *regions]
     assert events[0]["ts"] == 0 and len({(event["pid"], event["tid"]) for event in events}) == 1
     call, *inside = events[:4]
@@ -351,12 +288,8 @@ def test_only_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_module_says_how_many_threads_the_times_are_of(tmp_path: Path) -> None:
-    class Net(xrt.Graph):
-        def build(self, x: Any) -> Any:
-            return xrt.ops.Relu(x)
-
-    m = xrt.XRTModule(Net(), engine="toy", threads=1)
-    m(np.ones((2, 3), "float32"), options=PROFILED)
+    m = xrt.XRTModule(MIXED, engine="toy", threads=1)
+    m(X, options=PROFILED)
     m.profile().to_trace(str(tmp_path / "t.json"))
     assert len(read_trace(tmp_path / "t.json")) == 2
     assert json.loads((tmp_path / "t.json").read_text())["otherData"] == {"tool": "xrt", "threads": 1}
