@@ -48,6 +48,7 @@ def test_the_defaults_promise_nothing() -> None:
     assert (Least.devices, Least.supports_dynamic_shapes) == (("cpu",), False)
     assert Idle.outputs_are_fresh is False
     assert Least().remarks(EMPTY) == ()
+    assert Least().can_load_with_threads(2, 2) and not Least().can_load_with_threads(2, 1)
 
 
 @pytest.mark.slow

@@ -1,17 +1,13 @@
-"""Small models, and an engine that takes and refuses what it is told to."""
+"""Small models."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 import xrt
-from xrt.engines import CompileContext, Executable, GraphCompiler
-from xrt.engines.contract import registry
-from xrt.errors import CompileRefused
-from xrt.graph import DType, Function, Node, TensorType
+from xrt.graph import DType, Function, TensorType
 from xrt.testing.corpus.entry import graph, node
 
 ENGINES = ["toy", "ort", "tvm", ["tvm", "ort"]]
@@ -35,24 +31,6 @@ def chain(*ops: str, aliases: Any = ()) -> Function:
 
 
 X = np.array([[-1, 0, 1], [2, -3, 4]], "float32")
-
-
-@dataclass(frozen=True)
-class Picky(GraphCompiler):
-    """Takes what `takes` names, compiles on toy, and refuses at compile what `refuses` names."""
-
-    name: ClassVar[str] = "picky"
-    takes: str = "Relu"
-    refuses: str = ""
-
-    def why_not(self, node: Node, function: Function) -> str | None:
-        return None if node.op_type in self.takes.split("|") else f"{node.op} is not among {self.takes}"
-
-    def compile(self, function: Function, context: CompileContext) -> Executable:
-        culprits = [n.name for n in function.nodes if n.op_type in self.refuses.split("|")]
-        if culprits:
-            raise CompileRefused(f"picky cannot compile {culprits[0]}", culprits)
-        return registry.create("toy").compile(function, context)
 
 
 def recurrent(batch: Any = "batch") -> Function:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
 import xrt
 from tests.module.small_models import relu
-from xrt import partition
-from xrt.cache import CompileCache, open_disk_tier
-from xrt.engines import CompileContext, Executable
+from tests.module.test_stored_plans import open_cache, uses_plan
+from xrt.cache import CompileCache
 from xrt.errors import BundleError, OptionError, SignatureWarning
 from xrt.formats.bundle import write_bundle
 from xrt.formats.onnx import save
@@ -24,23 +23,18 @@ from xrt.passes import infer_shapes
 from xrt.testing.corpus.entry import graph, node
 from xrt.testing.fault_injection import RecordingEngine
 
-
-@dataclass(frozen=True)
-class Static(RecordingEngine):
-    """The reference, for one size at a time; it lists the sizes that it compiles for."""
-
-    name: ClassVar[str] = "static"
-    compiled: ClassVar[list[Any]] = []
-
-    def compile(self, function: Function, context: CompileContext) -> Executable:
-        self.compiled.append(max((value.type.shape for value in function.inputs), key=len))
-        return super().compile(function, context)
+ENGINE = RecordingEngine()
+"""The reference, for one size at a time."""
 
 
 @pytest.fixture(autouse=True)
-def compiled() -> list[Any]:
-    Static.compiled.clear()
-    return Static.compiled
+def _forget() -> None:
+    ENGINE.journal.clear()
+
+
+def list_compiled_sizes() -> list[int]:
+    """The first extent of the inputs of each Function that `ENGINE` has compiled in this test."""
+    return [max((value.type.shape for value in function.inputs), key=len)[0] for function in ENGINE.journal.compiled]
 
 
 def softmax(shape: str = "s,3") -> Function:
@@ -50,11 +44,11 @@ def softmax(shape: str = "s,3") -> Function:
 REFUSED = graph({"x": "float32[s]"}, {"y": "int64[1,?]"}, node("NonZero", "x", "y", name="places"))
 
 
-def make(model: Any, sizes: Any = None, engine: Any = Static(), **options: Any) -> xrt.XRTModule:
+def make(model: Any, sizes: Any = None, engine: Any = ENGINE, **options: Any) -> xrt.XRTModule:
     return xrt.XRTModule(model, engine, shapes=xrt.Buckets(sizes), **{"cache": CompileCache(), "progress": False, **options})
 
 
-def make_auto(model: Any, engine: Any = Static()) -> xrt.XRTModule:
+def make_auto(model: Any, engine: Any = ENGINE) -> xrt.XRTModule:
     return xrt.XRTModule(model, engine, cache=CompileCache())
 
 
@@ -78,61 +72,56 @@ def test_a_bucket_is_less_than_half_as_large_again() -> None:
     assert len({*buckets[:512]}) == 18
 
 
-@pytest.mark.parametrize("model", [relu(("s", 3)), softmax()], ids=["relu", "softmax"])
-def test_results_are_those_of_each_size(model: Function, compiled: list[Any]) -> None:
-    with make(model) as module:
-        check(module, model, 5, 6, 5, 7, 1, 8, 5)
-    assert [shape[0] for shape in compiled] == [6, 8, 1]
+ROUNDED = "buckets: sizes of 's' are rounded up to powers of two, or half way between"
 
 
 @pytest.mark.parametrize("model", [relu(("s", 3)), softmax()], ids=["relu", "softmax"])
-def test_the_second_sizes_are_padded_and_the_first_are_not(model: Function, compiled: list[Any]) -> None:
-    with make_auto(model) as module:
+@pytest.mark.parametrize(("build", "first"), [(make, 6), (make_auto, 5)], ids=["all sizes are padded", "the first is not"])
+def test_results_are_those_of_each_size(model: Function, build: Callable[..., xrt.XRTModule], first: int) -> None:
+    with build(model) as module:
         check(module, model, 5, 7, 5, 8, 1, 5)
-    assert [shape[0] for shape in compiled] == [5, 8, 1]
+        assert ROUNDED in str(module.explain())
+    assert list_compiled_sizes() == [first, 8, 1]
 
 
-def test_sizes_that_cannot_be_padded_are_compiled_each(compiled: list[Any]) -> None:
+def test_sizes_that_cannot_be_padded_are_compiled_each() -> None:
     with make_auto(REFUSED) as module:
         [module(np.ones(size, "float32")) for size in (3, 4)]
         with pytest.warns(SignatureWarning) as caught:
             module(np.ones(5, "float32"))
     assert str(caught[0].message) == (
-        "3 calls of this module have waited for a compile, each for other sizes: engine 'static' needs every extent fixed; "
+        "3 calls of this module have waited for a compile, each for other sizes: engine 'recording' needs every extent fixed; "
         "no buckets for 's': node 'places' (NonZero): there is no rule for its operator. Pass an engine that has "
         "one program for all sizes, such as 'ort'; shapes='each' accepts it"
     )
-    assert [shape[0] for shape in compiled] == [3, 4, 5]
+    assert list_compiled_sizes() == [3, 4, 5]
 
 
-def test_asked_sizes(compiled: list[Any]) -> None:
+def test_asked_sizes() -> None:
     with make(softmax(), {"s": [16, 4]}) as module:
         check(module, softmax(), 3, 4, 9, 20)
         assert "buckets: sizes of 's' are rounded up to 4, 16, and the padding is masked" in str(module.explain())
-    assert [shape[0] for shape in compiled] == [4, 16, 20]
+    assert list_compiled_sizes() == [4, 16, 20]
 
 
-def test_a_size_beyond_the_tables_of_the_model_is_cut_down(compiled: list[Any]) -> None:
+def test_a_size_beyond_the_tables_of_the_model_is_cut_down() -> None:
     nodes = (node("Shape", "x", "n", start=0, end=1), node("Slice", "table zero n zero", "rows"), node("Add", "x rows", "y"))
     constants = {"table": np.ones((10, 3), "float32"), "zero": np.array([0])}
     model = graph({"x": "float32[s,3]"}, {"y": "float32[s,3]"}, *nodes, constants=constants)
     with make(model) as module:
         check(module, model, 7, 9, 10)
-    assert [shape[0] for shape in compiled] == [8, 10]
+    assert list_compiled_sizes() == [8, 10]
 
 
-def test_explain_has_the_buckets_or_the_reason() -> None:
-    with make(softmax()) as module:
-        module(np.ones((5, 3), "float32"))
-        assert (
-            "buckets: sizes of 's' are rounded up to powers of two, or half way between, and the padding is "
-            "masked for operators that would read it" in str(module.explain()).splitlines()
-        )
+class Twice(xrt.Graph):
+    def build(self, x: Any) -> Any:
+        return x + x
 
 
 @pytest.mark.parametrize(
     ("model", "buckets", "message"),
     [
+        (Twice(), None, "is an xrt\\.Graph; pass graph\\.trace"),
         (REFUSED, None, "sizes of 's' cannot be padded .* node 'places' \\(NonZero\\): there is no rule"),
         (REFUSED, {"s": 4}, "node 'places'"),
         (relu(("s", 3)), {"t": 4}, "Buckets has 't', and no input has a symbolic dim"),
@@ -144,15 +133,6 @@ def test_explain_has_the_buckets_or_the_reason() -> None:
 def test_bad_use_is_one_error(model: Function, buckets: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         make(model, buckets)
-
-
-def test_a_graph_that_is_traced_has_no_buckets() -> None:
-    class Twice(xrt.Graph):
-        def build(self, x: Any) -> Any:
-            return x + x
-
-    with pytest.raises(OptionError, match=r"is an xrt\.Graph; pass graph\.trace"):
-        make(Twice(), None, "toy")
 
 
 @pytest.mark.parametrize("buckets", [None, {"s": [4, 8]}], ids=str)
@@ -212,24 +192,17 @@ def test_a_later_module_finds_the_plans_of_buckets(tmp_path: Path, monkeypatch: 
     nodes = node("MatMul", "x w", "h"), node("Softmax", "h", "y", axis=0)
     model = graph({"x": "float32[s,600]"}, {"y": "float32[s,600]"}, *nodes, constants={"w": weight})
     save(infer_shapes(model), tmp_path / "model.onnx")
-    x, result, plans, real = np.ones((5, 600), "float32"), [], [], partition.partition
+    x, are_stored = np.ones((5, 600), "float32"), []
     for buckets in (None, None, {"s": [8]}):
-        cache = CompileCache(disk=open_disk_tier(directory=tmp_path / "cache"))
+        cache = open_cache(tmp_path / "cache")
         with xrt.XRTModule(tmp_path / "model.onnx", "ort", shapes=xrt.Buckets(buckets), cache=cache) as module:
-            with monkeypatch.context() as patch:
-                made: list[Any] = []
-                patch.setattr(
-                    "xrt.partition.partition", lambda *args, made=made, **named: made.append(args) or real(*args, **named)
-                )
-                result.append(module(x))
-            plans.append(not made)
+            are_stored.append(uses_plan(module, x))
+            np.testing.assert_allclose(module(x), np.full((5, 600), 0.2), rtol=1e-6)
             assert module.verify(x)
-    assert plans == [False, True, False]
-    np.testing.assert_array_equal(result[0], result[1])
-    np.testing.assert_allclose(result[0], np.full((5, 600), 0.2), rtol=1e-6)
+    assert are_stored == [False, True, False]
 
 
-def test_calls_with_arrays_of_the_caller_are_not_padded(compiled: list[Any]) -> None:
+def test_calls_with_arrays_of_the_caller_are_not_padded() -> None:
     x = np.arange(15, dtype="float32").reshape(5, 3)
     wanted = xrt.XRTModule(softmax(), engine="toy")(x)
     with make(softmax()) as module:
@@ -242,7 +215,7 @@ def test_calls_with_arrays_of_the_caller_are_not_padded(compiled: list[Any]) -> 
         assert [value.shape for value in bound.inputs] == [(5, 3)]
         assert module.inputs == softmax().inputs
         assert module.verify(x)
-    assert {shape[0] for shape in compiled} >= {5}
+    assert 5 in list_compiled_sizes()
 
 
 def test_results_are_arrays_of_their_own() -> None:
@@ -295,7 +268,7 @@ def test_texts() -> None:
         assert module(np.array(["a", "b", "c", "d", "e"], object)).tolist() == list("abcde")
 
 
-def test_a_session_pads_what_is_no_state(compiled: list[Any]) -> None:
+def test_a_session_pads_what_is_no_state() -> None:
     nodes = node("ReduceSum", "x axes", "sum", keepdims=0), node("Add", "total sum", "next"), node("Add", "x next", "y")
     ends = {"x": "float32[s,3]", "total": "float32[3]"}, {"y": "float32[s,3]", "next": "float32[3]"}
     model = graph(*ends, *nodes, constants={"axes": np.array([0])}, aliases=(("total", "next"),))
@@ -305,4 +278,4 @@ def test_a_session_pads_what_is_no_state(compiled: list[Any]) -> None:
             x = np.arange(size * 3, dtype="float32").reshape(size, 3)
             total += x.sum(0)
             np.testing.assert_array_equal(session(x), x + total.astype("float32"))
-    assert len(compiled) == 2
+    assert len(ENGINE.journal.compiled) == 2

@@ -11,7 +11,6 @@ import pytest
 
 import xrt
 from xrt.cache import CompileCache, open_disk_tier
-from xrt.engines import CompileContext, Executable
 from xrt.errors import InputError, OptionError
 from xrt.formats import onnx
 from xrt.graph import DType, Function, Node, TensorType, Value
@@ -30,7 +29,6 @@ class Flexible(RecordingEngine):
 
     name: ClassVar[str] = "flexible"
     supports_dynamic_shapes: ClassVar[bool] = True
-    compiled: ClassVar[list[Function]] = []
 
     slow: bool = False
     """Whether sizes are worth a compile."""
@@ -46,25 +44,9 @@ class Flexible(RecordingEngine):
     def why_not_dynamic(self, function: Function) -> str | None:
         return "it is twice as quick at fixed sizes" if self.slow else None
 
-    def compile(self, function: Function, context: CompileContext) -> Executable:
-        self.compiled.append(function)
-        return super().compile(function, context)
 
-
-@dataclass(frozen=True)
-class Rigid(Flexible):
-    """An engine that needs sizes."""
-
-    name: ClassVar[str] = "rigid"
-    supports_dynamic_shapes: ClassVar[bool] = False
-
-
-@pytest.fixture(autouse=True)
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Function]:
-    """Return the Functions that are compiled."""
-    results: list[Function] = []
-    monkeypatch.setattr(Flexible, "compiled", results)
-    return results
+def list_compiled_types(engine: RecordingEngine) -> list[str]:
+    return [str(function.inputs[0].type) for function in engine.journal.compiled]
 
 
 def call(module: xrt.XRTModule, rows: int) -> dict[str, str]:
@@ -82,27 +64,29 @@ ALL = "one program for each set of sizes: "
 FEW = "one program for each bucket of sizes: "
 
 
-def test_one_program_serves_all_sizes_where_nothing_speaks_against_it(compiled: list[Function]) -> None:
-    with make(Flexible()) as module:
+def test_one_program_serves_all_sizes_where_nothing_speaks_against_it() -> None:
+    engine = Flexible()
+    with make(engine) as module:
         assert {engine for rows in (5, 1, 700) for engine in call(module, rows).values()} == {"flexible"}
         assert ALL not in str(module.explain())
-    assert [str(function.inputs[0].type) for function in compiled] == ["float32[5,3]", "float32[N,3]"]
+    assert list_compiled_types(engine) == ["float32[5,3]", "float32[N,3]"]
 
 
 @pytest.mark.parametrize("shapes", ["auto", "one"])
-def test_a_call_without_elements_has_a_program_of_its_own(shapes: str, compiled: list[Function]) -> None:
-    with make(Flexible(), shapes=shapes) as module:
+def test_a_call_without_elements_has_a_program_of_its_own(shapes: str) -> None:
+    engine = Flexible()
+    with make(engine, shapes=shapes) as module:
         assert [call(module, rows) for rows in (5, 1, 0, 2)] == [{"relu": "flexible", "neg": "flexible"}] * 4
-    sizes = [str(function.inputs[0].type) for function in compiled]
-    assert sizes == [*(["float32[5,3]"] if shapes == "auto" else []), "float32[N,3]", "float32[0,3]"]
+    first = ["float32[5,3]"] if shapes == "auto" else []
+    assert list_compiled_types(engine) == [*first, "float32[N,3]", "float32[0,3]"]
 
 
-def test_an_input_that_never_has_elements_is_no_size(compiled: list[Function]) -> None:
-    unused = Value("none", TensorType(DType.FLOAT32, (0,)))
-    with xrt.XRTModule(MODEL.replace(inputs=(*MODEL.inputs, unused)), [Flexible()], cache=CompileCache()) as module:
+def test_an_input_that_never_has_elements_is_no_size() -> None:
+    engine, unused = Flexible(), Value("none", TensorType(DType.FLOAT32, (0,)))
+    with xrt.XRTModule(MODEL.replace(inputs=(*MODEL.inputs, unused)), [engine], cache=CompileCache()) as module:
         for rows in (5, 1, 2, 3):
             module(np.ones((rows, 3), "float32"), np.zeros(0, "float32"))
-    assert [str(function.inputs[0].type) for function in compiled] == ["float32[5,3]", "float32[N,3]"]
+    assert list_compiled_types(engine) == ["float32[5,3]", "float32[N,3]"]
 
 
 @pytest.mark.parametrize(
@@ -114,62 +98,57 @@ def test_an_input_that_never_has_elements_is_no_size(compiled: list[Function]) -
         (Flexible(declines="Neg"), {}, 3, "'neg' (Neg) is not on flexible{declines=Neg}: it needs sizes for Neg"),
         (Flexible(declines="Neg"), {"strict": True}, 3, "no engine of the list"),
         (Flexible(declines="Neg"), {"shapes": "one"}, 1, None),
-        (Rigid(), {}, 3, None),
+        (RecordingEngine(), {}, 3, None),
     ],
 )
 @pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")
-def test_what_speaks_against_it(engine: Flexible, options: Any, compiles: int, reason: Any, compiled: list[Function]) -> None:
+def test_what_speaks_against_it(engine: RecordingEngine, options: Any, compiles: int, reason: Any) -> None:
+    engine.journal.clear()
     with make(engine, **options) as module:
         for rows in (5, 1, 700, 5):
             placed = call(module, rows)
         results = [line for line in str(module.explain()).splitlines() if line.startswith((ALL, FEW))]
         assert [line.partition(reason or FEW)[1] for line in results] == ([reason] if reason else [])
-        assert placed["neg"] == ("toy" if options == {"shapes": "one"} and engine.declines else engine.spec)
-    assert len(compiled) == compiles
+        declines = options == {"shapes": "one"} and engine == Flexible(declines="Neg")
+        assert placed["neg"] == ("toy" if declines else engine.spec)
+    assert len(engine.journal.compiled) == compiles
 
 
-def test_what_an_engine_of_the_list_takes_in_its_stead_stays_with_all_sizes(compiled: list[Function]) -> None:
+def test_what_an_engine_of_the_list_takes_in_its_stead_stays_with_all_sizes() -> None:
     engine = Flexible(declines="Neg")
     with make(engine, "ort") as module:
         assert call(module, 5) == {"relu": engine.spec, "neg": engine.spec}
         assert [call(module, rows) for rows in (6, 7)] == [{"relu": engine.spec, "neg": "ort"}] * 2
         assert f"not on {engine.spec}: it needs sizes for Neg" in str(module.explain())
-    assert len(compiled) == 2
+    assert len(engine.journal.compiled) == 2
 
 
-def test_the_reference_in_the_list_counts_as_behind_it(compiled: list[Function]) -> None:
-    with make(Flexible(declines="Neg"), "toy") as module:
-        assert {*call(module, 5).values(), *call(module, 6).values()} == {"flexible{declines=Neg}"}
-    assert len(compiled) == 2
+def test_the_reference_in_the_list_counts_as_behind_it() -> None:
+    engine = Flexible(declines="Neg")
+    with make(engine, "toy") as module:
+        assert {*call(module, 5).values(), *call(module, 6).values()} == {engine.spec}
+    assert len(engine.journal.compiled) == 2
 
 
 @pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")
-def test_what_it_never_takes_speaks_against_nothing(compiled: list[Function]) -> None:
+def test_what_it_never_takes_speaks_against_nothing() -> None:
+    engine = Flexible(takes="Relu|Neg")
     model = graph(OPEN[0], {**OPEN[1], "z": "int64[2,?]"}, NODES[0], node("NonZero", "a", "z", name="z"), NODES[1])
-    with xrt.XRTModule(model, [NoNonZero()], cache=CompileCache()) as module:
+    with xrt.XRTModule(model, [engine], cache=CompileCache()) as module:
         for rows in (5, 6, 7):
             module(np.ones((rows, 3), "float32"))
-    assert len(compiled) == 2
-
-
-@dataclass(frozen=True)
-class NoNonZero(Flexible):
-    """An engine that has no NonZero."""
-
-    name: ClassVar[str] = "no_non_zero"
-
-    def why_not(self, node: Node, function: Function) -> str | None:
-        return "it has none" if node.op == "NonZero" else super().why_not(node, function)
+    assert len(engine.journal.compiled) == 2
 
 
 def test_a_compile_without_examples() -> None:
     with make(Flexible()) as module:
         assert module.compile().launches[0].engine == "flexible"
-    for engine, reason in ((Flexible(slow=True), "it is twice as quick at fixed sizes"), (Rigid(), "engine 'rigid' needs every")):
-        with (
-            make(engine) as module,
-            pytest.raises(InputError, match=rf"^compile\(\) needs example inputs: {reason}.*pass m.compile"),
-        ):
+    for engine, reason in (
+        (Flexible(slow=True), "it is twice as quick at"),
+        (RecordingEngine(), "engine 'recording' needs every"),
+    ):
+        text = rf"^compile\(\) needs example inputs: {reason}.*pass m.compile"
+        with make(engine) as module, pytest.raises(InputError, match=text):
             module.compile()
 
 
@@ -177,7 +156,11 @@ def test_a_compile_without_examples() -> None:
     ("engines", "options", "text"),
     [
         (["toy"], {"shapes": "sometimes"}, r"^shapes must be 'auto', 'each', 'one' or xrt\.Buckets\(\.\.\.\); got 'sometimes'$"),
-        ([Rigid()], {"shapes": "one"}, "^shapes='one': engine 'rigid' compiles for fixed sizes; remove it or the option$"),
+        (
+            [RecordingEngine()],
+            {"shapes": "one"},
+            "^shapes='one': engine 'recording' compiles for fixed sizes; remove it or the option$",
+        ),
     ],
 )
 def test_options_that_cannot_be(engines: list[Any], options: Any, text: str) -> None:
@@ -190,9 +173,8 @@ def test_a_later_module_and_a_bundle_have_the_program_for_all_sizes(tmp_path: Pa
     monkeypatch.setattr("xrt.formats.output.MIN_STAMP_AGE_NS", -(10**12))  # files count as settled that were written just now
     onnx.save(MODEL, tmp_path / "model.onnx")
     for round_ in range(2):
-        with xrt.XRTModule(
-            tmp_path / "model.onnx", "openvino", cache=CompileCache(disk=open_disk_tier(directory=tmp_path / "cache"))
-        ) as module:
+        cache = CompileCache(disk=open_disk_tier(directory=tmp_path / "cache"))
+        with xrt.XRTModule(tmp_path / "model.onnx", "openvino", cache=cache) as module:
             assert {*call(module, 5 + round_).values(), *call(module, 9).values()} == {"openvino"}
             module.save(tmp_path / "model.xrt")
         monkeypatch.setattr("xrt.engines.openvino.OpenVino.compile", None)

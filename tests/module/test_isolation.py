@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,18 +13,17 @@ import numpy as np
 import pytest
 
 import xrt
-from tests.hanging import HANGS, PATIENCE, Announcing, end_limits_at_hangs, is_running, wait_until
+from tests.hanging import Announcing, end_limits_at_hangs, is_running, wait_until
 from tests.module.test_faults import RIGHT, X, chain, lines, module
 from xrt.cache import CompileCache
-from xrt.engines import CompileContext, Executable, ExecutionOptions, RunOptions
+from xrt.engines import CompileContext, ExecutionOptions
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.shared_values import put_values, read_values
 from xrt.errors import CompileFailed, EngineError, FallbackWarning, OptionError, RunFailed
-from xrt.graph import Function
-from xrt.processes.ipc import SharedBuffer, receive
+from xrt.processes.ipc import SharedBuffer
 from xrt.processes.spawn import kill, list_descendants
 from xrt.testing.corpus.entry import graph, node
-from xrt.testing.fault_injection import FaultyEngine, ObservedExecutable, RecordingEngine
+from xrt.testing.fault_injection import FaultyEngine
 from xrt.worker.isolated_engine import IsolatedEngine, RemoteExecutable, WorkerLimits
 
 pytestmark = [pytest.mark.slow, pytest.mark.sample(3)]
@@ -43,9 +36,9 @@ ENDS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.fixture(autouse=True)
-def hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Have limits end where something hangs: none is waited for, and none ends because a worker starts slowly."""
-    return end_limits_at_hangs(monkeypatch, tmp_path)
+    end_limits_at_hangs(monkeypatch, tmp_path)
 
 
 def isolated(engine: FaultyEngine, behind: str, **options: Any) -> xrt.XRTModule:
@@ -206,108 +199,6 @@ def test_the_worker_ends_with_its_module() -> None:
     (worker,) = {*list_descendants(os.getpid())} - before
     del forgotten
     wait_until(lambda: not is_running(worker))
-
-
-LEFT = """
-import os
-from tests.module.test_isolation import Announcing, X, isolated
-from xrt.processes.spawn import list_descendants
-m = isolated(Announcing(nth=2, how="hang"), "ort")
-m(X)
-print(*list_descendants(os.getpid()), flush=True)
-{then}
-"""
-
-
-@contextmanager
-def process_that(then: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    command = [sys.executable, "-W", "ignore", "-c", LEFT.format(then=then)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        yield process, int(process.stdout.readline())
-
-
-@pytest.mark.parametrize("then", ["", "import os; os.kill(os.getpid(), 9)", "m(X)"])
-def test_the_worker_ends_with_the_process(then: str, hangs: Path) -> None:
-    """It leaves, it is killed, or it is killed while the worker hangs."""
-    with process_that(then) as (process, worker):
-        if then == "m(X)":
-            wait_until(hangs.exists)
-            os.kill(process.pid, signal.SIGKILL)
-        process.wait(PATIENCE)
-        wait_until(lambda: not is_running(worker))
-
-
-@dataclass(frozen=True)
-class Starting(FaultyEngine):
-    """An engine whose compiler is a process of its own, which does not end."""
-
-    name: ClassVar[str] = "starting"
-
-    def compile(self, function: Function, context: CompileContext) -> Executable:
-        with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
-            Path(f"{os.environ[HANGS]}.pid").write_text(str(process.pid))
-            Path(os.environ[HANGS]).touch()
-        return super().compile(function, context)
-
-
-def test_what_a_worker_has_started_ends_with_it(hangs: Path) -> None:
-    with (
-        module(Starting(), "ort", isolate=xrt.Isolation("starting", time_limit=600)) as m,
-        pytest.warns(FallbackWarning, match="within 600 s"),
-    ):
-        np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
-    started = int(Path(f"{hangs}.pid").read_text())
-    wait_until(lambda: not is_running(started))
-
-
-def test_a_limit_ends_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the clock, which other tests leave out: a limit that ends sooner than the hang begins has the same words."""
-    monkeypatch.setattr("xrt.processes.client.receive", receive)
-    engine, text = (
-        Announcing(where="compile", how="hang", takes="Exp"),
-        "it gave no answer within 0.5 s, and its process was killed",
-    )
-    with isolated(engine, "ort", time_limit=0.5) as m, pytest.warns(FallbackWarning, match=text):
-        np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
-
-
-@dataclass(frozen=True)
-class Waiting(RecordingEngine):
-    """An engine that runs until its caller lets it: of zeros, between two named pipes."""
-
-    name: ClassVar[str] = "waiting"
-
-    def compile(self, function: Function, context: CompileContext) -> Executable:
-        return _Waiting(super().compile(function, context), self.journal)
-
-
-class _Waiting(ObservedExecutable):
-    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        if not np.any(inputs[0]):
-            for pipe in ("begun", "ends"):
-                Path(os.environ[HANGS]).with_name(pipe).open("rb" if pipe == "ends" else "wb").close()
-        return super().run(inputs, options)
-
-
-@pytest.mark.usefixtures("without_finalizers")
-def test_a_call_after_an_interrupted_one_has_an_answer_of_its_own(hangs: Path) -> None:
-    """The interrupt comes while the worker computes, whose answer nobody has waited for."""
-    begun, ends = (hangs.with_name(name) for name in ("begun", "ends"))
-    for pipe in (begun, ends):
-        os.mkfifo(pipe)
-
-    def interrupt(thread: int) -> None:
-        begun.open("rb").close()  # waits for the worker
-        signal.pthread_kill(thread, signal.SIGINT)
-
-    with module(Waiting(), isolate=xrt.Isolation("waiting", run=True)) as m:
-        m(X)
-        other = threading.Thread(target=interrupt, args=[threading.get_ident()])
-        other.start()
-        with pytest.raises(KeyboardInterrupt):
-            m(0 * X)
-        other.join()
-        np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

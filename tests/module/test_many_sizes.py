@@ -23,6 +23,7 @@ from xrt.errors import SignatureWarning
 from xrt.graph import Function, Node
 from xrt.module.dispatch import FastPath
 from xrt.module.programs import MAX_PREPARED_CALLS, Specialization
+from xrt.processes.background import start_in_background
 
 HANDLES = Path("/proc/self/fd")
 PATIENCE = 60.0
@@ -189,16 +190,7 @@ def test_what_a_call_uses_is_not_closed(state: State) -> None:
     call(module, 1)
     state.running.clear()
     state.may_run.clear()
-    failed: list[BaseException] = []
-
-    def slow() -> None:
-        try:
-            call(module, 1)
-        except BaseException as error:  # noqa: BLE001  # shown below
-            failed.append(error)
-
-    thread = threading.Thread(target=slow)
-    thread.start()
+    slow = start_in_background(lambda: call(module, 1))
     assert state.running.wait(PATIENCE)
     (used,) = state.open
     with pytest.warns(SignatureWarning):
@@ -207,8 +199,7 @@ def test_what_a_call_uses_is_not_closed(state: State) -> None:
     assert wait_until_closed(PATIENCE)
     assert not used.is_closed
     state.may_run.set()
-    thread.join(PATIENCE)
-    assert not failed
+    slow.result(PATIENCE)
     assert wait_until_closed(PATIENCE)
     assert used.is_closed
 

@@ -108,17 +108,15 @@ def test_nothing_outlives_a_command(
     assert "Traceback" not in (folder / "said").read_text()
 
 
-SLEEPS = ["sh", "-c", "sleep 3600 & echo $!; wait"]
-
-
-def begin() -> tuple[subprocess.Popen[str], int]:
-    process = start(SLEEPS, stdout=subprocess.PIPE, text=True)
+def begin(inner: str = "sleep 3600") -> tuple[subprocess.Popen[str], int]:
+    process = start(["sh", "-c", f"{inner} & echo $!; wait"], stdout=subprocess.PIPE, text=True)
     return process, int(process.stdout.readline())
 
 
-def test_a_process_that_is_ended_ends_with_what_it_has_started() -> None:
-    process, inner = begin()
-    assert is_running(inner)
+@pytest.mark.parametrize("command", ["sleep 3600", "setsid sleep 3600"], ids=["in its group", "in a session of its own"])
+def test_a_process_that_is_ended_ends_with_what_it_has_started(command: str) -> None:
+    process, inner = begin(command)
+    wait_until(lambda: os.getsid(inner) == (inner if command.startswith("setsid") else process.pid))
     end(process)
     assert process.returncode == -signal.SIGKILL
     wait_until(lambda: not is_running(inner))
