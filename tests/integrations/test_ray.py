@@ -17,7 +17,7 @@ from hypothesis import given, strategies as st
 import xrt
 from tests.integrations.clusters import start_cluster
 from tests.integrations.models import LOOKUP, SCALE, TEXT, check_squares, read_results, write_model, write_texts
-from xrt.errors import EngineError, ModelError
+from xrt.errors import EngineError
 from xrt.integrations.batch import BatchJob
 from xrt.integrations.ray import count_next_chunks, load_once
 from xrt.ray import Predictor, predict, run_cluster_job
@@ -30,20 +30,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the war
 def cluster():
     with start_cluster(2, 1) as (cluster, _):
         yield cluster
-
-
-def test_a_module_in_an_actor_has_what_ray_grants(cluster, tmp_path):
-    import ray
-
-    def count(path):
-        import xrt
-        import xrt.ray  # it connects the budget of a module to what Ray grants
-
-        with xrt.XRTModule(path, engine="toy") as module, xrt.XRTModule(path, engine="toy", threads=2) as other:
-            return module.threads, other.threads
-
-    path = write_model(tmp_path, SCALE)
-    assert ray.get(ray.remote(count).options(num_cpus=1).remote(path)) == (1, min(2, count_available_cores()))
 
 
 class _Watched(Predictor):
@@ -100,11 +86,6 @@ def test_a_model_and_rows_are_read_again_after_a_change(cluster, tmp_path):
         built = read_results(tmp_path / str(turn)).column("y").to_pylist()
         assert built == [result[-1][number] for number in numbers]
     assert result == [[1, 2, 4], [1, 3, 9]]
-
-
-def test_a_missing_model_is_named():
-    with pytest.raises(ModelError, match=r"cannot load 'nowhere\.onnx': there is no such file"):
-        predict({"x": np.zeros(1)}, model="nowhere.onnx", engine="ort")
 
 
 def test_threads_load_models_at_once():
@@ -171,9 +152,6 @@ def test_the_driver_is_killed_and_another_continues(cluster, tmp_path):
 
 
 def test_an_error_of_a_row_is_the_one_of_this_machine(cluster, tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     pq.write_table(pa.table({"index": [1, 99]}), tmp_path / "rows.parquet")
     with pytest.raises(EngineError):
         run_cluster_job(BatchJob(write_model(tmp_path, LOOKUP), ("toy",)), [str(tmp_path / "rows.parquet")], tmp_path / "out")
