@@ -115,7 +115,7 @@ def compare(request: Mapping[str, Any]) -> dict[str, Any]:
     rounds, slow = measure_in_turn(correct, request["seconds"])
     wrong = {name: f"wrong: {message}" for name, (message, _) in differences.items() if message}
     how = auto.tuned.how if auto.tuned else "priority"
-    chosen = {"plan": describe_plan(plan), "engines": sorted({x.engine for x in plan.launches}), "regions": len(plan.launches)}
+    chosen = {"plan": describe_plan(plan), "engines": sorted(plan.used_engines), "regions": len(plan.launches)}
     off = {name: largest for name, (_, largest) in differences.items()}
     return {"planned": planned, "how": how, **chosen, "rounds": rounds, "left": {**left, **slow, **wrong}, "off": off}
 

@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with xrt.XRTModule(model, engine=engine, **options) as module:
             tokens, seconds = generate(module.new_session(), PROMPT, args.tokens)
             copied = sum(copy.nbytes for copy in module.profile().copies if not copy.input.endswith("length"))
-            used = ", ".join(sorted({launch.engine for launch in module.plan.launches}))
+            used = ", ".join(sorted(module.plan.used_engines))
         same = "the same tokens" if tokens == expected else "OTHER TOKENS"
         print(f"{engine:10} {1 / seconds:8.1f} tokens/s  {same} as toy, {copied:,} bytes of caches copied, {used}")
 

@@ -119,7 +119,7 @@ def train(name: str, steps: int, options: dict[str, Any]) -> tuple[list[float], 
         trained.session.state.update({key: value for key, value in first.items() if key in trained.session.state})
         losses = [float(trained(x, digits)[0]) for x, digits in draw_batches(steps)]
         exported = trained.export(xrt.from_torch(network.eval(), example))
-        engines = ", ".join(sorted({launch.engine for launch in trained.module.plan.launches}))
+        engines = ", ".join(sorted(trained.module.plan.used_engines))
     with xrt.XRTModule(exported, "ort") as module:
         correct = [module(x).argmax(1) == digits for x, digits in draw_batches(8, seed=1)]
     return losses, float(np.mean(correct)), engines

@@ -80,7 +80,7 @@ def describe_measurement(module: xrt.XRTModule, caught: Sequence[Any], engine: s
     if engine != "auto":
         return {}
     unmeasured = [str(warning.message)[:200] for warning in caught if issubclass(warning.category, xrt.errors.PlacementWarning)]
-    return {"measured": not unmeasured, "warning": " ".join(unmeasured), "plan": sorted({x.engine for x in module.plan.launches})}
+    return {"measured": not unmeasured, "warning": " ".join(unmeasured), "plan": sorted(module.plan.used_engines)}
 
 
 def compare_speed(module: xrt.XRTModule, case: Case, engine: str) -> dict[str, Any]:

@@ -324,7 +324,7 @@ def test_steps_equal_one_call_and_copy_no_cache(engine: Any, decoder: Any) -> No
     for result, wanted in zip(results, expected[2:], strict=True):
         np.testing.assert_allclose(result, wanted, rtol=1e-3, atol=1e-4)
     assert [copy.input for copy in m.profile().copies] == ([] if engine == "toy" else ["length"])
-    assert sorted({launch.engine for launch in m.plan.launches}) == sorted({*([engine] if isinstance(engine, str) else engine)})
+    assert sorted(m.plan.used_engines) == sorted({*([engine] if isinstance(engine, str) else engine)})
 
 
 def test_a_call_beyond_the_capacity_is_one_clear_error() -> None:

@@ -212,6 +212,11 @@ class Plan:
     def launches(self) -> tuple[Launch, ...]:
         return tuple(Launch.of(node) for node in self.function.nodes)
 
+    @property
+    def used_engines(self) -> tuple[str, ...]:
+        """Specs of the engines that run a region, in order of their first region."""
+        return tuple(dict.fromkeys(launch.engine for launch in self.launches))
+
     @cached_property
     def copies(self) -> tuple[Transfer, ...]:
         """The copies of values between devices; empty if everything runs on one device."""

@@ -229,7 +229,7 @@ def measure_whole_models(search: Search) -> None:
         with suppress(PlanError):  # an engine that the plan needs may not have started
             plans = [search.get_candidates(started=True).priority]
     # Mixtures are compared with the plans of one engine or, if there is only one plan, with that.
-    single_engine_plans = [plan for plan in plans if len({launch.engine for launch in plan.launches}) == 1]
+    single_engine_plans = [plan for plan in plans if len(plan.used_engines) == 1]
     search.baselines = set(map(make_partition_key, plans if len(plans) == 1 else single_engine_plans))
     for plan in plans:
         search.prepare(plan, until + search.bounds.stage * search.request.budget)
@@ -577,8 +577,8 @@ class Search:
             return runners[engine.spec].compiler if engine.spec in runners else load_engine(engine)
 
         # Second, select the engines of the plan, and the expected outputs, if the reference could compute them.
-        used = {launch.engine for launch in plan.launches}
-        request = replace(self.request, engines=tuple(load(engine) for engine in self.request.engines if engine.spec in used))
+        used = [engine for engine in self.request.engines if engine.spec in plan.used_engines]
+        request = replace(self.request, engines=tuple(map(load, used)))
         outputs = None if expected.reference is None else [expected.values[value.name] for value in self.function.outputs]
         work = partial(prepare_plan, plan, request, self.cache, self.inputs, outputs, expected.reference or self.reference)
         # Third, prepare the plan in a thread. A plan that is ready too late is closed.
@@ -741,7 +741,7 @@ def warn_unmeasured(tuned: TuningResult, function: Function) -> None:
     failed = {contender.title: contender.note for contender in tuned.race.contenders}
     reasons = [f"{name}: {reason}" for name, reason in {**tuned.unmeasured, **failed}.items()]
     why = "; ".join([*tuned.notes, *reasons]) or f"budget={tuned.budget:g} s is too small for one measurement"
-    used = ", ".join(dict.fromkeys(launch.engine for launch in tuned.plan.launches)) or "no engine"
+    used = ", ".join(tuned.plan.used_engines) or "no engine"
     warn(
         f"{function.name!r} was not placed by measurement: {why}. By the order of the list it runs on {used}; "
         f"{suggest_budget(tuned.budget)}",

@@ -96,7 +96,7 @@ class Entrant:
     @property
     def simplicity(self) -> tuple[int, int]:
         """Sort key: the number of regions, then of engines; a lower key is simpler."""
-        return len(self.plan.launches), len({launch.engine for launch in self.plan.launches})
+        return len(self.plan.launches), len(self.plan.used_engines)
 
     def take_turn(self, clock: Clock) -> None:
         """Time one turn and add its seconds per call to `rounds`; an exception is recorded as this plan's failure."""
@@ -291,7 +291,7 @@ class Candidates:
             engines = sorted(self.all_engines, key=lambda engine: 0 if engine.spec == first_spec else 1)
             with suppress(PlanError):
                 plan = self._partition(engines)
-                if len({launch.engine for launch in plan.launches}) == 2 and is_allowed(plan, engines, self.request.clustering):
+                if len(plan.used_engines) == 2 and is_allowed(plan, engines, self.request.clustering):
                     plans.append(plan)
         return tuple(plans)
 

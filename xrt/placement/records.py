@@ -76,7 +76,7 @@ def create_lock(
     the model and these files, and uses random values for other inputs. ``now`` is the date to record.
     """
     function, plan = request.function, tuned.plan
-    machine, options = _describe_setting(request, {launch.engine for launch in plan.launches})
+    machine, options = _describe_setting(request, {*plan.used_engines})
     used = set(plan.engines)
     # A check also runs the baseline plan, and compares the versions of its engines.
     if baseline is not None:

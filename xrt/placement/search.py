@@ -695,7 +695,7 @@ class Prediction:
 
 def predict_cost(function: Function, plan: Plan, table: CostTable) -> Prediction:
     """Predict the cost of a plan from the table: each region as measured, else as estimated from measured parts."""
-    specs = tuple(dict.fromkeys(launch.engine for launch in plan.launches))
+    specs = plan.used_engines
     all_nodes = (1 << len(function.nodes)) - 1
     graph = PlanningGraph(function, specs, (all_nodes,) * len(specs))
     positions = {node.name: index for index, node in enumerate(function.nodes)}

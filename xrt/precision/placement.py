@@ -222,7 +222,7 @@ def sort_engines(request: PlacementRequest, exact: TuningResult) -> list[GraphCo
     Isolated engines are left out because plans are compiled in this process.
     """
     whole_model_results = {x.plan.launches[0].engine: x for x in exact.race.contenders if x.is_single and x.plan.launches}
-    used = {launch.engine for launch in exact.plan.launches}
+    used = exact.plan.used_engines
     ranked: list[tuple[bool, float, GraphCompiler]] = []
     for engine in request.engines:
         result = whole_model_results.get(engine.spec)

@@ -169,7 +169,7 @@ def list_regions(plan: Plan, engines: Mapping[str, GraphCompiler], context: Comp
             listed = ", ".join(map(repr, engines)) or "none"
             raise PlanError(f"the plan has {launch.name} on engine {launch.engine!r}, and the engines are: {listed}")
     # Each version is queried, and each device opened, only once.
-    versions = {spec: engines[spec].version() for spec in dict.fromkeys(launch.engine for launch in plan.launches)}
+    versions = {spec: engines[spec].version() for spec in plan.used_engines}
     devices = [launch.device or plan.device for launch in plan.launches]
     contexts = dict.fromkeys(devices, context)
     if context.accelerator is not None or {context.device, *contexts} != {"cpu"}:
