@@ -18,11 +18,13 @@ from xrt.bench import BenchTarget
 from xrt.comparison import compare_all, tolerance_for
 from xrt.engines.contract import registry
 from xrt.errors import XRTError
+from xrt.formats.placement_file import CandidateRecord
 from xrt.graph import Function
 from xrt.measure.statistics import take_turns
 from xrt.measure.timing import Clock, choose_calls, measure_call, measure_turn, time_call
 from xrt.models import sample_inputs
-from xrt.placement.result import CandidateResult, describe_plan
+from xrt.partition import Plan
+from xrt.placement.result import describe_plan
 
 Call: TypeAlias = Callable[[], Any]
 
@@ -67,18 +69,23 @@ def tune(request: Mapping[str, Any]) -> dict[str, Any]:
     auto.compile(**inputs)
     wall, tuned = time.perf_counter() - start, auto.tuned
     assert tuned is not None
-    facts = {"chosen": describe_plan(tuned.plan), "how": tuned.how, "budget": tuned.budget, "spent": tuned.spent, "wall": wall}
-    more = {"measurements": tuned.measurements, "rounds": tuned.race.rounds, "notes": list(tuned.notes)}
+    record = tuned.record
+    facts = {"chosen": describe_plan(tuned.plan), "how": tuned.how, "budget": record.budget, "spent": record.spent, "wall": wall}
+    more = {"measurements": tuned.measurements, "rounds": record.rounds, "notes": list(record.notes)}
     versions = {engine: registry.create(engine).version() for engine in request["engines"]}
-    return {**facts, **more, "contenders": [describe_contender(c) for c in tuned.race.contenders], "versions": versions}
+    return {**facts, **more, "contenders": [describe_contender(c) for c in record.candidates], "versions": versions}
 
 
-def describe_contender(contender: CandidateResult) -> dict[str, Any]:
+def describe_contender(contender: CandidateRecord[Plan]) -> dict[str, Any]:
     names = ("title", "verdict", "seconds", "ratio", "ratio_low", "ratio_high", "note")
     values = {name: getattr(contender, name) for name in names}
     launches, regions = contender.plan.launches, list(contender.regions)
-    engines = sorted({launch.engine for launch in launches})
-    return {**values, "engines": engines, "count": len(launches), "regions": sum(regions) if regions else None}
+    return {
+        **values,
+        "engines": sorted(contender.plan.used_engines),
+        "count": len(launches),
+        "regions": sum(regions) if regions else None,
+    }
 
 
 # ---------------------------------------------------------------------- probe

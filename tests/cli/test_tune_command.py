@@ -45,7 +45,7 @@ def test_a_table_and_where_the_result_is_stored(command: Command, tmp_path: Path
     with xrt.XRTModule(tmp_path / "model.onnx", engine=["toy", "auto"], cache=tmp_path / "cache", threads=1) as m:
         m(X)
         assert m.tuned is not None
-        assert (m.tuned.how, m.tuned.budget) == ("remembered", 12.0), "and not 20 seconds, which the module has"
+        assert (m.tuned.how, m.tuned.record.budget) == ("remembered", 12.0), "and not 20 seconds, which the module has"
 
 
 @pytest.mark.slow

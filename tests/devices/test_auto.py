@@ -110,9 +110,10 @@ def test_a_mixture_wins_on_a_device_by_the_time_of_the_device(order: str) -> Non
         assert devices.device().owns(result)
         np.testing.assert_allclose(devices.down(result), RIGHT, rtol=1e-6)
         assert m.tuned is not None and m.tuned.how == "measured"
-        single = next(candidate for candidate in m.tuned.race.contenders if candidate.is_single)
+        single = next(candidate for candidate in m.tuned.record.candidates if len(candidate.plan.used_engines) == 1)
         assert single.seconds is not None and single.seconds > 0.003, "a call that is timed is waited for"
-        whole = [plan.plan.launches[0] for plan in m.tuned.race.contenders if len(plan.plan.launches) == 1]
+        plans = [candidate.plan for candidate in m.tuned.record.candidates]
+        whole = [plan.launches[0] for plan in plans if len(plan.launches) == 1]
         costs = [m.tuned.table.region(ProfilingRequest.from_launch(launch).key, launch.engine) for launch in whole]
         assert all(cost.seconds > 0.003 for cost in costs)
         assert "placed by measurement" in str(m.explain())

@@ -20,6 +20,7 @@ from xrt.formats.placement_file import (
     CandidateRecord,
     DeclinedNodes,
     NodeRange,
+    NodeRanges,
     PlacementFile,
     RegionRecord,
     SearchRecord,
@@ -39,20 +40,36 @@ LOCK = PlacementFile(
     machine={"processor": "an EPYC", "system": "Linux x86_64"},
     options={"threads": "2", "device": "cpu"},
     plan=RUNS,
-    candidates=(
-        CandidateRecord("ort + xla", "won", False, 0.00552, 0.0055, 0.0056, 0.72, 0.71, 0.735),
-        CandidateRecord("ort", "lost", True, 0.00781234567, 0.0077, 0.0079, 1.0, 1.0, 1.0),
-        CandidateRecord("tvm", "failed", note="it hung"),
+    search=SearchRecord(
+        candidates=(
+            CandidateRecord("ort + xla", "won", 0.00552, 0.0055, 0.0056, 0.72, 0.71, 0.735),
+            CandidateRecord("ort", "lost", 0.00781234567, 0.0077, 0.0079, 1.0, 1.0, 1.0, is_baseline=True),
+            CandidateRecord("tvm", "failed", note="it hung"),
+        )
     ),
     baseline=Baseline("ort", 0.72, 0.71, 0.735, 24, (NodeRange(0, "ort", 0, 6, "conv 1", "b"),)),
 )
 KEY = "0123456789abcdef" * 4
 DECISION = PlacementFile(
     engines={"ort": "1.31"},
-    candidates=(CandidateRecord("ort", "won", True, 1e-3, regions=(1e-3,), ranges=RUNS),),
-    search=SearchRecord(20.0, 3.0, 12, True, ("a note",), {"tvm": "it hung"}, (DeclinedNodes("ort", "too new", (3, 4)),)),
+    search=SearchRecord(
+        candidates=(CandidateRecord("ort", "won", 1e-3, regions=(1e-3,), is_baseline=True, plan=RUNS),),
+        rounds=12,
+        budget=20.0,
+        spent=3.0,
+        notes=("a note",),
+        unmeasured={"tvm": "it hung"},
+        is_provisional=True,
+    ),
+    declined=(DeclinedNodes("ort", "too new", (3, 4)),),
 )
-RACED = DECISION.candidates[0]
+
+
+def raced(*candidates: CandidateRecord[NodeRanges]) -> PlacementFile:
+    return DECISION.replace(search=DECISION.search.replace(candidates=candidates))
+
+
+RACED = DECISION.search.candidates[0]
 COSTS = PlacementFile(costs=(RegionRecord(KEY, "ort", 0.0125, 0.012, 0.0131), RegionRecord(KEY, "a", why_not="b")))
 
 
@@ -98,9 +115,13 @@ WRONG_LOCKS = [
     (lambda f: f["plan"][1].update(at=10**8), "plan[1].at", "expected `int` <= 10000000"),
     (lambda f: f["plan"][1].update(at=True), "plan[1].at", "expected `int`, got `bool`"),
     (lambda f: f["plan"][0].update(colour="red"), "plan[0]", "object contains unknown field `colour`"),
-    (lambda f: f["candidates"][0].update(seconds=10**400), "candidates[0].seconds", "number out of range"),
-    (lambda f: f["candidates"][1].update(verdict="a\nb"), "candidates[1].verdict", r"invalid enum value 'a\nb'"),
-    (lambda f: f.update(candidates=f["candidates"] * 30), "candidates", "expected `array` of length <= 64"),
+    (lambda f: f["search"]["candidates"][0].update(seconds=10**400), "search.candidates[0].seconds", "number out of range"),
+    (lambda f: f["search"]["candidates"][1].update(verdict="a\nb"), "search.candidates[1].verdict", r"invalid enum value 'a\nb'"),
+    (
+        lambda f: f["search"].update(candidates=f["search"]["candidates"] * 30),
+        "search.candidates",
+        "expected `array` of length <= 64",
+    ),
     (lambda f: f["baseline"].update(low=0), "baseline", "needs 0 < low <= ratio <= high; it has 0, 0.72 and 0.735"),
     (lambda f: f["baseline"].pop("plan"), "baseline", "object missing required field `plan`"),
     (lambda f: f["engines"].update(ort=["a"]), "engines[...]", "expected `str`, got `array`"),
@@ -167,9 +188,9 @@ def test_a_name_that_is_there_twice_is_found_among_many() -> None:
 
 UNREADABLE = [
     (LOCK.replace(engines={"ort": "v" * 5000}), "engines[...]: expected `str` of length <= 4000"),
-    (DECISION.replace(candidates=(RACED.replace(ratio=math.inf),)), "it holds Infinity, which JSON does not allow"),
-    (DECISION.replace(candidates=(RACED.replace(ratio=math.nan),)), "it holds NaN, which JSON does not allow"),
-    (DECISION.replace(candidates=(RACED,) * 65), "candidates: expected `array` of length <= 64"),
+    (raced(RACED.replace(ratio=math.inf)), "it holds Infinity, which JSON does not allow"),
+    (raced(RACED.replace(ratio=math.nan)), "it holds NaN, which JSON does not allow"),
+    (raced(*(RACED,) * 65), "search.candidates: expected `array` of length <= 64"),
 ]
 
 

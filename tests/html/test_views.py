@@ -15,6 +15,7 @@ import xrt
 from tests.bench.test_page import Reader
 from tests.html.views import VIEWS, make_chain, make_explanation, make_plan, make_profile, make_result
 from xrt.engines.contract.registry import find_declaration, list_by_rank
+from xrt.formats.placement_file import SearchRecord
 from xrt.graph import Function
 from xrt.html.views import (
     MAX_BOXES,
@@ -135,7 +136,7 @@ def test_a_search_has_its_candidates_and_the_times_of_its_plan() -> None:
     assert "Times of the regions" in text and "400 µs" in text
     other = replace(make_result(), plan=make_plan(5))
     assert "Times of the regions" not in read(other).text, "they are of another plan"
-    assert "Placed by the order of the list" in read(TuningResult(make_plan(1), how="priority")).text
+    assert "Placed by the order of the list" in read(TuningResult(make_plan(1), SearchRecord(), "priority")).text
 
 
 def test_an_explanation_is_a_page_too_and_its_data_has_no_plan() -> None:

@@ -10,13 +10,14 @@ import numpy as np
 
 from tests.bench.test_page import HOSTILE, chain, report, row
 from xrt.bench import BenchCandidate, BenchReport, Group, ReportRow
-from xrt.formats.placement_file import ServingCandidate, ServingConfiguration
+from xrt.formats.placement_file import SearchRecord, ServingCandidate, ServingConfiguration
 from xrt.graph import Constant, DType, FrozenDict, Function, Node, TensorType, Value
 from xrt.module.explain import Explanation, RegionReport
 from xrt.partition import Plan, Reason
 from xrt.partition.plan import launch_node
+from xrt.placement.race import make_candidate
 from xrt.placement.report import CostReport
-from xrt.placement.result import CandidateComparison, CandidateResult, TuningResult
+from xrt.placement.result import TuningResult
 from xrt.placement.search import RegionPrediction
 from xrt.placement.throughput import ThroughputResult
 from xrt.runtime import LaunchTime, Profile
@@ -61,14 +62,14 @@ def make_profile(name: str = "") -> Profile:
 def make_result(name: str = "") -> TuningResult:
     """Return a search in which one plan won, one lost and one failed."""
     plan = make_plan(2, name)
-    result = (
-        CandidateResult(plan, "won", 0.001, 0.0009, 0.0011, 0.5, 0.4, 0.6, name, (0.0004, 0.0005)),
-        CandidateResult(make_plan(3, name), "lost", 0.002, note=name),
-        CandidateResult(make_plan(1, name), "failed", note=name),
+    figures = {"ratio": 0.5, "ratio_low": 0.4, "ratio_high": 0.6, "regions": (0.0004, 0.0005)}
+    candidates = (
+        make_candidate(plan, "won", 0.001, 0.0009, 0.0011, note=name, **figures),
+        make_candidate(make_plan(3, name), "lost", 0.002, note=name, is_baseline=True),
+        make_candidate(make_plan(1, name), "failed", note=name),
     )
-    return TuningResult(
-        plan, race=CandidateComparison(result, 20, 1), budget=20.0, notes=(name,), unmeasured=FrozenDict({name: name})
-    )
+    record = SearchRecord(candidates=candidates, rounds=20, budget=20.0, notes=(name,), unmeasured={name: name})
+    return TuningResult(plan, record)
 
 
 def make_explanation(name: str = "") -> Explanation:

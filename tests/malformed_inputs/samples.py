@@ -20,13 +20,14 @@ from xrt.cache.signature import Signature
 from xrt.engines import CompileContext
 from xrt.engines.contract import registry
 from xrt.formats.onnx import save, to_model
-from xrt.formats.placement_file import Baseline, dumps
+from xrt.formats.placement_file import Baseline, SearchRecord, dumps
 from xrt.formats.text import to_text
 from xrt.graph import Function
 from xrt.module import XRTModule
-from xrt.partition import ClusteringOptions, Pin, partition
+from xrt.partition import ClusteringOptions, Pin, Plan, partition
+from xrt.placement.race import make_candidate
 from xrt.placement.records import create_lock, list_node_ranges
-from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, TuningResult
+from xrt.placement.result import PlacementRequest, TuningResult
 from xrt.testing import corpus
 from xrt.testing.corpus.entry import f32, graph, i64, node
 
@@ -122,12 +123,13 @@ def small_function() -> Function:
     return graph({"x": x}, {"y": x}, *nodes)
 
 
-def _race() -> CandidateComparison:
+def _race() -> SearchRecord[Plan]:
     """Return a race of two plans of the small Function, that of three regions first."""
     function, toy = small_function(), registry.create("toy")
     plan, whole = (partition(function, [toy], item) for item in (ClusteringOptions(maximum_nodes=1), ClusteringOptions()))
-    won = CandidateResult(plan, "won", 1e-3, 9e-4, 2e-3, 0.9, 0.8, 0.95, regions=(1e-4, 2e-4, 1e-4))
-    return CandidateComparison((won, CandidateResult(whole, "lost", note="slow")), 12, 1)
+    won = make_candidate(plan, "won", 1e-3, 9e-4, 2e-3, ratio=0.9, ratio_low=0.8, ratio_high=0.95, regions=(1e-4, 2e-4, 1e-4))
+    lost = make_candidate(whole, "lost", note="slow", is_baseline=True)
+    return SearchRecord(candidates=(won, lost), rounds=12)
 
 
 def placement_request() -> PlacementRequest:
@@ -137,10 +139,10 @@ def placement_request() -> PlacementRequest:
 
 def locks() -> tuple[Files, ...]:
     """Return locks: of a plan with another to hold it against, and of one without."""
-    race, request = _race(), replace(placement_request(), clustering=ClusteringOptions(maximum_nodes=1))
-    plan, whole = (contender.plan for contender in race.contenders)
+    record, request = _race(), replace(placement_request(), clustering=ClusteringOptions(maximum_nodes=1))
+    plan, whole = (candidate.plan for candidate in record.candidates)
     baseline = Baseline("toy", 0.9, 0.8, 0.95, 12, list_node_ranges(whole, request.function))
-    results = [create_lock(TuningResult(plan, race=race), request, baseline=item) for item in (baseline, None)]
+    results = [create_lock(TuningResult(plan, record), request, baseline=item) for item in (baseline, None)]
     return tuple({"model.lock": dumps(lock).encode()} for lock in results)
 
 

@@ -42,7 +42,7 @@ def test_the_budget_covers_the_constructor(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("xrt.module.programs.perf_counter", lambda: next(times))
     with automatic(tmp_path, "toy") as m:
         m(X)
-        assert m.tuned is not None and m.tuned.spent >= 5.0
+        assert m.tuned is not None and m.tuned.record.spent >= 5.0
 
 
 def test_a_wrong_engine_is_not_served_where_there_was_no_time_to_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_a_wrong_engine_is_not_served_where_there_was_no_time_to_compare(tmp_pat
         with pytest.warns(FallbackWarning, match="engine 'wrong' computed .* wrongly"):
             np.testing.assert_allclose(m(X), np.arctan(X), rtol=1e-5)
         has_ended.set()
-        assert not m.tuned.is_checked
+        assert not m.tuned.record.is_checked
         assert "no result was compared with the reference by the search; the first call is" in str(m.explain())
         np.testing.assert_allclose(m(X), np.arctan(X), rtol=1e-5)
 
@@ -83,7 +83,7 @@ def test_a_reference_that_is_too_slow_is_asked_once(tmp_path: Path, monkeypatch:
             np.testing.assert_array_equal(m(np.ones((rows, 3), "float32")), np.ones((rows, 3)))
         has_ended.set()
         assert len(calls) == 1
-        assert not m.tuned.is_checked
+        assert not m.tuned.record.is_checked
 
 
 def test_one_comparison_serves_all_sizes_and_later_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_one_comparison_serves_all_sizes_and_later_modules(tmp_path: Path, monke
     with automatic(tmp_path, "ort", function=function, budget=1) as m:
         m(x)
         has_ended.set()
-        assert not m.tuned.is_checked
+        assert not m.tuned.record.is_checked
         calls = len(compared)
         assert calls > 0
         for rows in (3, 4, 5):
@@ -109,7 +109,7 @@ def test_one_comparison_serves_all_sizes_and_later_modules(tmp_path: Path, monke
         assert len(compared) == calls
     with automatic(tmp_path, "ort", function=function, budget=1) as m:
         m(x)
-        assert m.tuned.is_checked
+        assert m.tuned.record.is_checked
         assert len(compared) == calls
 
 

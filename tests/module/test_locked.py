@@ -13,7 +13,7 @@ import xrt
 from tests.module.test_faults import RIGHT, X, chain
 from xrt.cache import CompileCache
 from xrt.errors import LockError, OptionError, PlacementFileError, PlacementWarning
-from xrt.formats.placement_file import CandidateRecord, PlacementFile, read_placement, write_placement
+from xrt.formats.placement_file import CandidateRecord, PlacementFile, SearchRecord, read_placement, write_placement
 from xrt.module.lockfile import check_module, lock_module
 
 pytestmark = pytest.mark.sample(3)
@@ -138,11 +138,10 @@ def test_what_cannot_be_is_refused(path: Path, options: dict[str, Any], error: t
 
 @pytest.mark.full
 def test_a_lock_tells_the_whole_race(lock: PlacementFile) -> None:
-    assert {candidate.plan for candidate in lock.candidates} >= {"ort", "toy"}
-    assert lock.candidates[0].verdict == "won"
-    assert lock.baseline is not None and lock.baseline.plan in {candidate.plan for candidate in lock.candidates[1:]}, (
-        "whoever won"
-    )
+    candidates = lock.search.candidates
+    assert {candidate.title for candidate in candidates} >= {"ort", "toy"}
+    assert candidates[0].verdict == "won"
+    assert lock.baseline is not None and lock.baseline.plan in {candidate.title for candidate in candidates[1:]}, "whoever won"
     assert lock.engines == ENGINES_OF
     assert lock.inputs == {"x": "float32[2,3]"} and lock.model["source"] == "chain"
 
@@ -163,6 +162,6 @@ def test_a_check_of_another_model_cannot_be(lock: PlacementFile) -> None:
 
 
 def test_a_race_without_figures_is_reported_too(lock: PlacementFile, path: Path) -> None:
-    write_placement(lock.replace(candidates=(CandidateRecord("tvm", "failed", note="it hung"),)), path)
+    write_placement(lock.replace(search=SearchRecord(candidates=(CandidateRecord("tvm", "failed", note="it hung"),))), path)
     with xrt.XRTModule(chain(*OPS), ENGINES, lock=read_placement(path)) as module:
         assert str(module.tuned).splitlines()[-1] == "  failed: tvm, it hung"

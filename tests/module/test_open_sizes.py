@@ -17,12 +17,13 @@ from tests.module.small_models import relu
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable
 from xrt.errors import LockError, SignatureWarning
-from xrt.formats.placement_file import dumps, loads
+from xrt.formats.placement_file import SearchRecord, dumps, loads
 from xrt.graph import Function
 from xrt.module.lockfile import lock_module
 from xrt.partition.partitioner import map_nodes_to_engines, plan_from_assignment
 from xrt.placement import TuningResult
-from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest
+from xrt.placement.race import make_candidate
+from xrt.placement.result import PlacementRequest
 from xrt.processes.background import start_in_background
 from xrt.testing.corpus.entry import graph, node
 from xrt.testing.fault_injection import RecordingEngine
@@ -81,8 +82,8 @@ class Searches:
         specs = sorted((engine.spec for engine in request.engines if engine.spec != request.implicit), key=lambda x: x != first)
         names = [node.name for node in request.function.nodes]
         plans = [plan_from_assignment(request.function, request.engines, dict.fromkeys(names, spec)) for spec in specs]
-        race = CandidateComparison(tuple(CandidateResult(plan, "lost" if number else "won") for number, plan in enumerate(plans)))
-        return TuningResult(plans[0], race=race, how="measured", budget=request.budget)
+        candidates = tuple(make_candidate(plan, "lost" if number else "won") for number, plan in enumerate(plans))
+        return TuningResult(plans[0], SearchRecord(candidates=candidates, budget=request.budget))
 
 
 def simulate_searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Searches]:

@@ -12,15 +12,16 @@ import pytest
 from tests.module.test_faults import OPS, chain
 from tests.placement.test_lock import NET, mixed, single
 from xrt.engines.contract import registry
+from xrt.formats.placement_file import CandidateRecord, SearchRecord
 from xrt.graph import shape_key
 from xrt.measure.statistics import compute_round_ratio, rotate
 from xrt.measure.timing import compute_median_interval, sample_call_times
-from xrt.partition import partition
+from xrt.partition import Plan, partition
 from xrt.partition.cost_table import BOUNDARY, CostTable, MeasuredCost
 from xrt.partition.partitioner import plan_from_assignment
-from xrt.placement.race import Entrant, StoppingRule, run_interleaved, select_winner
+from xrt.placement.race import Entrant, StoppingRule, make_candidate, run_interleaved, select_winner
 from xrt.placement.report import CostReport, make_report
-from xrt.placement.result import CandidateComparison, CandidateResult, TuningResult
+from xrt.placement.result import TuningResult
 from xrt.placement.search import format_seconds
 
 
@@ -137,7 +138,7 @@ PLANS = {
 }
 
 
-def race(others: Sequence[CandidateResult] = (), **rounds: list[float]) -> CandidateComparison:
+def race(others: Sequence[CandidateRecord[Plan]] = (), **rounds: list[float]) -> SearchRecord[Plan]:
     """Return the judgement of plans whose rounds took so long; those of one region are simple."""
     runners = []
     for name, seconds in rounds.items():
@@ -145,7 +146,7 @@ def race(others: Sequence[CandidateResult] = (), **rounds: list[float]) -> Candi
     return select_winner(runners, others, 10)
 
 
-def plan_of(actual: CandidateComparison) -> str:
+def plan_of(actual: SearchRecord[Plan]) -> str:
     return next(name for name, plan in PLANS.items() if plan is actual.winner.plan)
 
 
@@ -174,20 +175,19 @@ def test_a_mixture_wins_by_more_than_the_noise_and_ties_go_to_the_simpler(
 ) -> None:
     result = race(**rounds)
     assert plan_of(result) == winner
-    assert [candidate.verdict for candidate in result.contenders] == verdicts
+    assert [candidate.verdict for candidate in result.candidates] == verdicts
     assert race(**rounds) == result
 
 
 def test_the_ratio_is_to_the_quickest_of_one_engine() -> None:
     result = race(first=spread(1.0), second=spread(2.0), two=spread(0.5))
-    assert result.baseline is not None
-    assert result.contenders[result.baseline].plan is PLANS["first"]
-    assert [candidate.ratio for candidate in result.contenders] == [pytest.approx(0.5), 1.0, pytest.approx(2.0)]
+    assert [candidate.plan for candidate in result.candidates if candidate.is_baseline] == [PLANS["first"]]
+    assert [candidate.ratio for candidate in result.candidates] == [pytest.approx(0.5), 1.0, pytest.approx(2.0)]
 
 
 def test_what_is_reported_of_a_race() -> None:
     result = race(first=spread(0.010), two=spread(0.009))
-    text = str(TuningResult(PLANS["two"], race=result, budget=20, spent=3.21, measurements=7))
+    text = str(TuningResult(PLANS["two"], result.replace(budget=20.0, spent=3.21), measurements=7))
     assert text.splitlines() == [
         "placed by measurement: toy + toy{native=off}",
         "  7 measurements of regions, 10 rounds, 3.2 of 20 s",
@@ -223,7 +223,7 @@ def test_the_interval_of_a_median_is_of_the_samples() -> None:
 
 
 def test_a_plan_is_called_by_its_engines() -> None:
-    names = [TuningResult(PLANS[name]).to_dict()["chosen"] for name in ("first", "second", "two", "three")]
+    names = [TuningResult(PLANS[name], SearchRecord()).to_dict()["chosen"] for name in ("first", "second", "two", "three")]
     assert names == ["toy", "toy{native=off}", "toy + toy{native=off}", "toy + toy{native=off} + toy"]
 
 
@@ -243,9 +243,9 @@ def table(*, wrong: bool = False) -> CostTable:
 
 
 def tuned() -> TuningResult:
-    won = CandidateResult(mixed(), "won", 6.5e-3, 6.4e-3, 6.6e-3, 0.7, 0.69, 0.71, regions=(1.1e-3, 2.1e-3, 3.1e-3))
-    lost = CandidateResult(single("ort"), "lost", 9e-3, 8.9e-3, 9.2e-3, 1.0, 1.0, 1.0)
-    return TuningResult(mixed(), race=CandidateComparison((won, lost), 12, 1))
+    won = make_candidate(mixed(), "won", 6.5e-3, 6.4e-3, 6.6e-3, regions=(1.1e-3, 2.1e-3, 3.1e-3))
+    lost = make_candidate(single("ort"), "lost", 9e-3, 8.9e-3, 9.2e-3, is_baseline=True)
+    return TuningResult(mixed(), SearchRecord(candidates=(won, lost), rounds=12))
 
 
 def account(known: CostTable) -> CostReport:

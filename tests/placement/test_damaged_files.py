@@ -33,7 +33,8 @@ from xrt.module.lockfile import LockedPlacement
 from xrt.partition.cost_table import CostTable, MeasuredCost
 from xrt.placement import CostStore, TuningResult, records
 from xrt.placement.profiler import LocalRunner
-from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest
+from xrt.placement.race import make_candidate
+from xrt.placement.result import PlacementRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 SEEDS = st.integers(0, 1 << 32)
@@ -41,13 +42,10 @@ SETTINGS = settings(max_examples=200, suppress_health_check=[HealthCheck.functio
 REQUEST = PlacementRequest(NET, tuple(ENGINES), CONTEXT, budget=0.0)
 SPECS = [engine.spec for engine in ENGINES]
 TABLE = CostTable({("ab" * 32, SPECS[0]): MeasuredCost(2e-3, 1e-3, 3e-3), ("cd" * 32, SPECS[0]): "it hung"})
-WON = CandidateResult(mixed(), "won", 1e-3, 9e-4, 2e-3, 0.9, 0.8, 0.95, "a note", (1e-4, 2e-4, 1e-4))
+WON = make_candidate(mixed(), "won", 1e-3, 9e-4, 2e-3, ratio=0.9, ratio_low=0.8, ratio_high=0.95, note="a note", regions=(1e-4,))
+LOST = make_candidate(single("ort"), "lost", is_baseline=True)
 TUNED = TuningResult(
-    mixed(),
-    race=CandidateComparison((WON, CandidateResult(single("ort"), "lost")), 9, 1),
-    budget=60.0,
-    spent=4.0,
-    notes=("a note",),
+    mixed(), SearchRecord(candidates=(WON, LOST), rounds=9, budget=60.0, spent=4.0, notes=("a note",), unmeasured={"tvm": "late"})
 )
 RIGHT = np.abs(np.cos(-np.exp(np.abs(X))))
 STATUSES = {name: registry.probe(name) for name in ("toy", "ort")}
@@ -79,7 +77,8 @@ def recall_decision(folder: Path) -> TuningResult | None:
 
 
 def is_decision(found: TuningResult) -> bool:
-    numbers = [found.budget, found.spent, *(number for one in found.race.contenders for number in one.regions)]
+    record = found.record
+    numbers = [record.budget, record.spent, *(number for candidate in record.candidates for number in candidate.regions)]
     return bool(str(found)) and bool(found.to_dict()) and all(0 <= number < 1e10 for number in numbers)
 
 
@@ -276,11 +275,11 @@ def test_a_lock_chooses_no_code(tmp_path: Path) -> None:
     )
 
 
-def test_a_lock_with_the_section_of_a_search_is_still_a_lock() -> None:
+def test_a_lock_whose_candidates_have_plans_is_still_a_lock() -> None:
     """Its own plan counts: candidates of a search could name other engines, which the check of the plan has not seen."""
     lock = locked()
-    other = CandidateRecord("", "won", ranges=tuple(run.replace(engine="toy{libraries=(/nowhere.so)}") for run in lock.plan))
-    lock = lock.replace(search=SearchRecord(budget=1.0, spent=1.0, rounds=9), candidates=(other,))
+    other = CandidateRecord("", "won", plan=tuple(run.replace(engine="toy{libraries=(/nowhere.so)}") for run in lock.plan))
+    lock = lock.replace(search=SearchRecord(candidates=(other,), rounds=9, budget=1.0, spent=1.0))
     with XRTModule(NET, "auto", lock=lock, threads=1, cache=CompileCache()) as module:
         np.testing.assert_allclose(module(X), XRTModule(NET, "toy")(X), rtol=1e-5)
         assert module.tuned is not None and module.tuned.how == "locked"

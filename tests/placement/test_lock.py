@@ -21,15 +21,24 @@ from xrt.engines.contract import registry
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.engines.toy import Toy
 from xrt.errors import LockError
-from xrt.formats.placement_file import Baseline, CandidateRecord, NodeRange, PlacementFile, dumps, loads, write_placement
+from xrt.formats.placement_file import (
+    Baseline,
+    CandidateRecord,
+    NodeRange,
+    PlacementFile,
+    SearchRecord,
+    dumps,
+    loads,
+    write_placement,
+)
 from xrt.graph import Function
 from xrt.measure.statistics import RatioInterval, compute_round_ratio_with_drift
 from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.partition.partitioner import map_nodes_to_engines
 from xrt.passes import infer_shapes
-from xrt.placement.race import SEGMENTS, RegressionSetup, check_regression, find_runner_up, make_baseline
+from xrt.placement.race import SEGMENTS, RegressionSetup, check_regression, find_runner_up, make_baseline, make_candidate
 from xrt.placement.records import create_lock, list_mismatches, list_node_ranges, plan_from_ranges, read_lock
-from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, TuningResult
+from xrt.placement.result import PlacementRequest, TuningResult
 from xrt.testing.corpus.entry import graph, node
 from xrt.testing.fault_injection import FaultyEngine
 
@@ -57,10 +66,8 @@ def ask(function: Function = NET, **terms: Any) -> PlacementRequest:
     return PlacementRequest(function, **{"engines": tuple(ENGINES), "context": CONTEXT, **terms})
 
 
-def locked(
-    plan: Plan | None = None, gate: Baseline | None = None, race: CandidateComparison = CandidateComparison()
-) -> PlacementFile:
-    return create_lock(TuningResult(plan or mixed(), race=race), ask(), baseline=gate, now=NOW)
+def locked(plan: Plan | None = None, gate: Baseline | None = None, record: SearchRecord[Plan] = SearchRecord()) -> PlacementFile:
+    return create_lock(TuningResult(plan or mixed(), record), ask(), baseline=gate, now=NOW)
 
 
 @pytest.mark.parametrize("most", [None, 1])
@@ -90,7 +97,7 @@ def test_names_of_nodes_do_not_matter(names: list[str]) -> None:
     assert list(map_nodes_to_engines(plan_from_ranges(lock.plan, ask(other))).values()) == list(
         map_nodes_to_engines(mixed()).values()
     )
-    again = create_lock(TuningResult(mixed(other)), ask(other), now=NOW)
+    again = create_lock(TuningResult(mixed(other), SearchRecord()), ask(other), now=NOW)
     assert [(r.engine, r.at, r.nodes) for r in loads(dumps(again)).plan] == [(r.engine, r.at, r.nodes) for r in lock.plan]
 
 
@@ -111,9 +118,12 @@ def test_runs_that_are_no_plan_are_refused(runs: tuple[NodeRange, ...], told: st
 
 
 def test_numbers_of_a_lock_have_six_digits() -> None:
-    race = CandidateComparison((CandidateResult(single("ort"), "won", 0.00781234567, ratio=1.0, regions=(1e-3,)),), 9, 0)
-    lock = locked(gate=Baseline("toy", 0.123456789, 0.1, 0.2, 9), race=race)
-    assert lock.candidates == (CandidateRecord("ort", "won", True, 0.00781235, ratio=1.0),), "regions are for decisions"
+    won = make_candidate(single("ort"), "won", 0.00781234567, ratio=1.0, regions=(1e-3,), is_baseline=True)
+    record = SearchRecord(candidates=(won,), rounds=9, budget=20.0, spent=1.23456789)
+    lock = locked(gate=Baseline("toy", 0.123456789, 0.1, 0.2, 9), record=record)
+    (candidate,) = lock.search.candidates
+    assert candidate == CandidateRecord("ort", "won", 0.00781235, ratio=1.0, is_baseline=True), "regions are for decisions"
+    assert lock.search.replace(candidates=()) == SearchRecord(rounds=9, budget=20.0, spent=1.23457)
     assert lock.baseline == Baseline("toy", 0.123457, 0.1, 0.2, 9)
 
 
@@ -193,36 +203,29 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimulatedClock:
     return simulate_time(monkeypatch)
 
 
-def race_of(*contenders: CandidateResult, baseline: int | None = 0) -> CandidateComparison:
-    return CandidateComparison(contenders, 6, baseline)
-
-
-RACE = race_of(CandidateResult(QUICK_PLAN, "won"), CandidateResult(SLOW_PLAN, "lost"))
+CANDIDATES = make_candidate(QUICK_PLAN, "won"), make_candidate(SLOW_PLAN, "lost")
 
 
 def test_a_plan_is_compared_with_the_best_other_one() -> None:
-    mine, ort, toy = mixed(), CandidateResult(single("ort"), "lost"), CandidateResult(single("toy"), "lost")
-    won = CandidateResult(mine, "won")
-    assert find_runner_up(mine, race_of(won, toy, ort, baseline=2)) is ort
-    assert find_runner_up(mine, race_of(won, toy, ort, baseline=0)) is toy
-    assert find_runner_up(single("ort"), race_of(ort, CandidateResult(mine, "lost"), toy)) is toy, "one engine before a mixture"
-    assert find_runner_up(single("ort"), race_of(ort, CandidateResult(mine, "tie"))).plan is mine  # type: ignore[union-attr]
-    assert (
-        find_runner_up(mine, race_of(won, CandidateResult(single("ort"), "failed"), CandidateResult(single("toy"), "wrong")))
-        is None
-    )
+    mine, ort, toy = mixed(), make_candidate(single("ort"), "lost"), make_candidate(single("toy"), "lost")
+    won, baseline = make_candidate(mine, "won"), ort.replace(is_baseline=True)
+    assert find_runner_up(mine, [won, toy, baseline]) is baseline
+    assert find_runner_up(mine, [won.replace(is_baseline=True), toy, ort]) is toy
+    assert find_runner_up(single("ort"), [baseline, make_candidate(mine, "lost"), toy]) is toy, "one engine before a mixture"
+    assert find_runner_up(single("ort"), [baseline, make_candidate(mine, "tie")]).plan is mine  # type: ignore[union-attr]
+    assert find_runner_up(mine, [won, ort.replace(verdict="failed"), toy.replace(verdict="wrong")]) is None
 
 
 def test_a_gate_ends_when_its_time_is_over() -> None:
     seconds = itertools.count()
     ending = course([QUICK, SLOW], 10, clock=lambda: float(next(seconds)))
-    gate = make_baseline(ending, QUICK_PLAN, RACE)
+    gate = make_baseline(ending, QUICK_PLAN, CANDIDATES)
     assert gate is not None and gate.rounds == SEGMENTS
 
 
 @pytest.mark.slow
 def test_a_gate_is_measured_and_held(clock: SimulatedClock) -> None:
-    gate = make_baseline(course([QUICK, SLOW], 2, clock=clock), QUICK_PLAN, RACE)
+    gate = make_baseline(course([QUICK, SLOW], 2, clock=clock), QUICK_PLAN, CANDIDATES)
     assert gate is not None and gate.plan == SLOW.spec and gate.rounds >= SEGMENTS
     assert gate.ratio == pytest.approx(0.5, rel=0.05)
     assert plan_from_ranges(gate.ranges, ask(engines=(QUICK, SLOW))).launches[0].engine == SLOW.spec
@@ -253,7 +256,7 @@ def test_noise_decides_nothing(gate: Baseline, clock: SimulatedClock) -> None:
 def test_without_another_plan_it_must_run_and_be_right() -> None:
     outcome = check_regression(course(), mixed(), None, None, 0.05)
     assert outcome and str(outcome).startswith("its results agree with the reference; the lock has no other plan")
-    assert make_baseline(course(), mixed(), race_of(CandidateResult(mixed(), "won"))) is None
+    assert make_baseline(course(), mixed(), [make_candidate(mixed(), "won")]) is None
 
 
 @pytest.mark.parametrize(

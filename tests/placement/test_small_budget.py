@@ -15,11 +15,13 @@ from tests.module.test_faults import chain
 from tests.placement.uneven import CALL, PAIR, SLOW_COS, SLOW_EXP, TOY, SimulatedClock, Uneven, simulate_time, tuned
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import CompileFailed, PlacementWarning, RunFailed
+from xrt.formats.placement_file import SearchRecord
 from xrt.graph import Function, Node
 from xrt.measure.timing import compute_median_interval, time_call
+from xrt.partition import Plan
 from xrt.partition.cost_table import MeasuredCost
 from xrt.partition.partitioner import plan_from_assignment
-from xrt.placement import CandidateComparison, CostStore, TuningBudget
+from xrt.placement import CostStore, TuningBudget
 from xrt.placement.race import Entrant, StoppingRule, select_winner
 from xrt.processes.background import OutOfTime, run_within
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
@@ -65,14 +67,14 @@ def ticking() -> Callable[[], float]:
 @pytest.mark.full
 def test_a_budget_that_is_over_at_once_gives_a_measurement_all_the_same() -> None:
     result = tuned(PAIR, SLOW_EXP, TOY, budget=1e-6, clock=ticking())
-    assert (result.how, result.race.winner and result.race.winner.title) == ("measured", SLOW_EXP.spec)
+    assert (result.how, result.record.winner and result.record.winner.title) == ("measured", SLOW_EXP.spec)
 
 
 def test_engines_race_before_mixtures_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that ran first had won where the planner used up the rest of a budget."""
     monkeypatch.setattr("xrt.placement.autotune.choose_requests", endless)
     result = tuned(PAIR, Uneven(slow="Exp|Cos"), SLOW_EXP, budget=60.0)
-    assert (result.race.winner.title, result.race.rounds >= 6) == (SLOW_EXP.spec, True)
+    assert (result.record.winner.title, result.record.rounds >= 6) == (SLOW_EXP.spec, True)
     assert result.notes == ("the budget ended while the planner was looking for mixtures",)
 
 
@@ -95,10 +97,9 @@ def test_mixtures_leave_time_for_the_race(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("xrt.placement.autotune.choose_requests", lambda *given, **options: ())
     monkeypatch.setattr("xrt.placement.autotune.propose_plans", propose)
     result = tuned(chain(*UNARY.split()), SLOW_EXP, SLOW_COS, budget=20.0, clock=clock)
-    assert result.race.rounds >= StoppingRule().least and result.spent <= result.budget
-    assert {(candidate.verdict, candidate.note) for candidate in result.race.contenders if not candidate.is_single} == {
-        ("late", "the search ended before its turn in the race")
-    }
+    assert result.record.rounds >= StoppingRule().least and result.record.spent <= result.record.budget
+    mixtures = [candidate for candidate in result.record.candidates if len(candidate.plan.used_engines) > 1]
+    assert {(x.verdict, x.note) for x in mixtures} == {("late", "the search ended before its turn in the race")}
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def test_an_engine_that_was_timed_during_imports_races_and_its_cost_is_that_of_t
     monkeypatch.setattr("xrt.placement.profiler.sample_call_times", sample_first_as(3.0, clock))
     quick, other = Uneven(slow="Exp", seconds=0.004), Uneven(slow="Exp", seconds=0.005)
     result = tuned(PAIR, quick, other, Importing(), budget=20.0, bounds=TuningBudget(wholes=0.1), clock=clock)
-    assert result.race.winner is not None and result.race.winner.title == quick.spec
+    assert result.record.winner is not None and result.record.winner.title == quick.spec
     (launch,) = result.plan.launches
     cost = result.table.region(launch.function.shape_key, quick.spec)
     assert isinstance(cost, MeasuredCost) and cost.seconds == pytest.approx(0.004 + CALL, rel=0.05)
@@ -144,8 +145,8 @@ def test_engines_race_where_a_call_takes_long(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("xrt.placement.profiler.sample_call_times", sample_first_as(1.4, clock))
     quick, other = Uneven(slow="Exp", seconds=0.4), Uneven(slow="Exp", seconds=0.5)
     result = tuned(PAIR, quick, other, budget=20.0, clock=clock)
-    assert result.race.winner is not None and result.race.winner.title == quick.spec
-    assert result.race.rounds >= 2 and result.spent <= result.budget
+    assert result.record.winner is not None and result.record.winner.title == quick.spec
+    assert result.record.rounds >= 2 and result.record.spent <= result.record.budget
 
 
 @dataclass(frozen=True)
@@ -165,8 +166,8 @@ def test_an_engine_that_fails_in_this_process_does_not_win_by_its_time_in_a_work
     monkeypatch.setattr(Once, "count", itertools.count(), raising=False)
     monkeypatch.setattr("xrt.placement.autotune.choose_requests", lambda *given, **options: ())
     result = tuned(PAIR, Once(), SLOW_EXP, budget=20.0, clock=simulate_time(monkeypatch))
-    assert (result.how, result.race.winner and result.race.winner.title) == ("measured", SLOW_EXP.spec)
-    assert [one.note for one in result.race.contenders if one.title == "once"] == ["it compiles only once"]
+    assert (result.how, result.record.winner and result.record.winner.title) == ("measured", SLOW_EXP.spec)
+    assert [one.note for one in result.record.candidates if one.title == "once"] == ["it compiles only once"]
 
 
 def endless(*given: Any, **options: Any) -> Any:
@@ -188,7 +189,7 @@ def test_a_comparison_that_takes_long_is_given_up_where_another_engine_is_right(
     monkeypatch.setattr("xrt.placement.profiler.check_against_reference", compare)
     monkeypatch.setattr("xrt.placement.autotune.choose_requests", endless)
     result = tuned(PAIR, TOY, SLOW_EXP, budget=60.0, bounds=TuningBudget(limit=0.02))
-    assert result.race.winner.title == "toy"
+    assert result.record.winner.title == "toy"
     output = f"not measured on {SLOW_EXP.spec}: comparing its results with the reference took longer than 1.2 s"
     assert output in str(result)
 
@@ -228,23 +229,23 @@ def cannot(function: Function, inputs: Sequence[Any]) -> list[Any]:
 def test_what_the_reference_cannot_compute_is_compared_with_the_first_engine() -> None:
     result = tuned(PAIR, TOY, FaultyEngine(how="value"), reference=cannot)
     assert (result.how, result.plan.used_engines) == ("measured", ("toy",))
-    assert {candidate.verdict for candidate in result.race.contenders if candidate.title.startswith("faulty")} == {"wrong"}
+    assert {candidate.verdict for candidate in result.record.candidates if candidate.title.startswith("faulty")} == {"wrong"}
     remark = "not checked against the reference: the reference has no kernel for it; results were compared with those of toy"
     assert remark in result.notes
 
 
-def raced(rounds: int) -> CandidateComparison:
+def raced(rounds: int) -> SearchRecord[Plan]:
     plans = [tuned(chain("Exp"), engine, budget=1e-6, clock=ticking()).plan for engine in (TOY, SLOW_EXP)]
     entrants = [Entrant(plan, rounds=[seconds] * rounds) for plan, seconds in zip(plans, (1.0, 1.03), strict=True)]
     return select_winner(entrants, (), rounds, 6)
 
 
 def test_few_rounds_have_no_interval_and_nobody_loses_by_them() -> None:
-    won, other = raced(1).contenders
+    won, other = raced(1).candidates
     assert (won.verdict, other.verdict) == ("won", "tie")
     assert (other.low, other.high, other.ratio_low, other.ratio_high, other.ratio) == (None, None, None, None, 1.03)
     assert str(other) == f"tie: {SLOW_EXP.spec}, 1030 ms, 1.030 of the best single engine, in too few rounds for an interval"
-    sure = raced(6).contenders[1]
+    sure = raced(6).candidates[1]
     assert (sure.verdict, sure.ratio_low, sure.low) == ("lost", 1.03, compute_median_interval([1.03] * 6)[1])
 
 
@@ -252,7 +253,7 @@ def test_few_rounds_have_no_interval_and_nobody_loses_by_them() -> None:
 def test_a_provisional_decision_is_kept_and_says_so(tmp_path: Path) -> None:
     bounds = TuningBudget(rules=replace(TuningBudget().rules, least=1000, most=2))
     results = [tuned(PAIR, SLOW_EXP, SLOW_COS, store=CostStore(tmp_path), bounds=bounds) for _ in range(2)]
-    assert [(result.how, result.is_provisional) for result in results] == [("measured", True), ("remembered", True)]
+    assert [(result.how, result.record.is_provisional) for result in results] == [("measured", True), ("remembered", True)]
     assert results[1].remarks[0] == "provisional: 2 rounds cannot tell plans apart; give more time, such as a budget of 180 s"
 
 

@@ -36,13 +36,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.sample(3)]
 def test_a_mixture_wins_where_each_engine_is_slow_at_something(monkeypatch: pytest.MonkeyPatch) -> None:
     result = tuned(PAIR, SLOW_EXP, SLOW_COS, clock=simulate_time(monkeypatch))
     assert map_nodes_to_engines(result.plan) == {"n0": SLOW_COS.spec, "n1": SLOW_EXP.spec}
-    assert (result.race.contenders[0].is_single, result.race.contenders[0].verdict) == (False, "won")
-    assert result.race.baseline is not None
-    assert result.race.contenders[result.race.baseline].is_single
-    assert result.race.contenders[0].seconds == pytest.approx(2 * CALL, rel=0.05)
-    assert len(result.race.contenders[0].regions) == 2
+    won = result.record.candidates[0]
+    assert (won.verdict, len(won.plan.used_engines), len(won.regions)) == ("won", 2, 2)
+    assert [len(candidate.plan.used_engines) for candidate in result.record.candidates if candidate.is_baseline] == [1]
+    assert won.seconds == pytest.approx(2 * CALL, rel=0.05)
     assert result.how == "measured"
-    assert result.spent < result.budget
+    assert result.record.spent < result.record.budget
 
 
 @pytest.mark.usefixtures("here")
@@ -50,9 +49,9 @@ def test_a_search_ends_when_nothing_left_can_win(monkeypatch: pytest.MonkeyPatch
     """It used its whole budget on every model, although one engine was the fastest of most."""
     slow, quick = Uneven(slow="Exp|Cos"), Uneven(slow="Neg")
     result = tuned(PAIR, slow, quick, budget=60.0, clock=simulate_time(monkeypatch))
-    assert result.spent < 6.0
+    assert result.record.spent < 6.0
     assert verdicts(result) == {quick.spec: "won", slow.spec: "lost"}
-    (other,) = (candidate for candidate in result.race.contenders if candidate.title == slow.spec)
+    (other,) = (candidate for candidate in result.record.candidates if candidate.title == slow.spec)
     assert (other.ratio, other.note) == (None, "measured alone, and not compared with the others")
     assert "the best single engine" in str(result)
 
@@ -63,7 +62,7 @@ def test_a_slow_engine_without_a_rival_runs_one_round(monkeypatch: pytest.Monkey
     slow, quick = Uneven(slow="Exp|Cos", seconds=3.0), Uneven(slow="Exp", seconds=1.0)
     result = tuned(chain("Exp"), slow, quick, budget=60.0, clock=simulate_time(monkeypatch))
     assert verdicts(result) == {quick.spec: "won", slow.spec: "lost"}
-    assert (result.race.rounds, result.is_provisional) == (1, False)
+    assert (result.record.rounds, result.record.is_provisional) == (1, False)
 
 
 @pytest.mark.usefixtures("here")
@@ -89,7 +88,7 @@ def test_what_a_search_measured_is_not_measured_again_by_another(tmp_path: Path,
 def test_pins_hold() -> None:
     pins = ClusteringOptions(pins=(Pin.parse(f"name:n0={SLOW_EXP.spec}"),))
     result = tuned(PAIR, SLOW_EXP, TOY, clustering=pins)
-    assert {map_nodes_to_engines(candidate.plan)["n0"] for candidate in result.race.contenders} == {SLOW_EXP.spec}
+    assert {map_nodes_to_engines(candidate.plan)["n0"] for candidate in result.record.candidates} == {SLOW_EXP.spec}
 
 
 AMPLE = 4000.0
@@ -115,7 +114,7 @@ def test_what_hangs_crashes_or_is_wrong_is_not_in_the_race_and_is_remembered(
     store = CostStore(tmp_path / "store")
     result = tuned(chain("Exp"), engine, TOY, budget=AMPLE, bounds=TuningBudget(limit=0.05), store=store)
     assert verdicts(result) == {"toy": "won", engine.spec: verdict}
-    (other,) = (candidate for candidate in result.race.contenders if candidate.title == engine.spec)
+    (other,) = (candidate for candidate in result.record.candidates if candidate.title == engine.spec)
     assert text in other.note
     again = tuned(chain("Exp"), engine, TOY, budget=AMPLE + 10, store=store)
     assert (again.measurements, verdicts(again)) == (0, verdicts(result))
@@ -136,7 +135,7 @@ def test_a_run_far_slower_than_anothers_is_cut_off_before_its_limit(tmp_path: Pa
     """What it may take follows from what toy took, which is less than a second on any machine: two seconds and ten times that."""
     end_limits_at_hangs(monkeypatch, tmp_path)
     result = tuned(chain("Exp"), TOY, Announcing(how="hang"), budget=AMPLE, bounds=TuningBudget(limit=0.4))
-    (other,) = (candidate for candidate in result.race.contenders if candidate.title != "toy")
+    (other,) = (candidate for candidate in result.record.candidates if candidate.title != "toy")
     seconds = re.search(r"it gave no answer within (\S+) s", other.note)
     assert seconds is not None and 2 <= float(seconds[1]) < 12
 
@@ -211,7 +210,7 @@ def test_what_was_decided_is_not_measured_again(tmp_path: Path) -> None:
     second = tuned(PAIR, SLOW_EXP, SLOW_COS, store=CostStore(tmp_path))
     assert (second.how, second.measurements) == ("remembered", 0)
     assert second.plan == first.plan
-    assert second.race == first.race
+    assert second.record == first.record
     renamed = PAIR.replace(nodes=tuple(replace(node, name=f"other_{node.name}") for node in PAIR.nodes))
     assert tuned(renamed, SLOW_EXP, SLOW_COS, store=store).how == "remembered"
 
@@ -246,7 +245,7 @@ def test_an_explicit_search_decides_for_every_budget(tmp_path: Path) -> None:
     store = CostStore(tmp_path)
     first = tuned(PAIR, SLOW_EXP, SLOW_COS, store=store, budget=50.0, retune=True)
     later = [tuned(PAIR, SLOW_EXP, SLOW_COS, store=CostStore(tmp_path), budget=budget) for budget in (20.0, 500.0)]
-    assert [(item.how, item.is_explicit, item.plan) for item in later] == [("remembered", True, first.plan)] * 2
+    assert [(item.how, item.record.is_explicit, item.plan) for item in later] == [("remembered", True, first.plan)] * 2
     assert tuned(PAIR, SLOW_EXP, SLOW_COS, store=store, budget=60.0, retune=True).how == "measured"
 
 
@@ -274,13 +273,15 @@ def test_a_decision_is_an_answer_to_one_question(change: str, tmp_path: Path, mo
 UNFIT = [
     (lambda f: f["search"].update(spent=10**400), "search.spent: number out of range"),
     (lambda f: f["search"].update(rounds=-1), "search.rounds: expected `int` >= 0"),
-    (lambda f: f["search"].update(declined=[{"engine": "x", "nodes": [], "reason": ""}]), "search.declined: an engine or a node"),
-    (lambda f: f["search"].update(declined=[{"engine": "toy", "nodes": [7], "reason": ""}]), "search.declined: an engine or a"),
-    (lambda f: f.pop("search"), "it has no section 'search', so it is not a decision"),
-    (lambda f: f.pop("candidates"), "candidates: none has won, so it is not a decision"),
-    (lambda f: f["candidates"][0].update(verdict="lost"), "candidates: none has won, so it is not a decision"),
-    (lambda f: f["candidates"][0].pop("ranges"), "only 0 of 1 nodes are placed; the first missing one is 'n0'"),
-    (lambda f: f["candidates"][0]["ranges"][0].update(engine="x"), "the plan is impossible now: node 'n0' is assigned to 'x'"),
+    (lambda f: f.update(declined=[{"engine": "x", "nodes": [], "reason": ""}]), "declined: an engine or a node"),
+    (lambda f: f.update(declined=[{"engine": "toy", "nodes": [7], "reason": ""}]), "declined: an engine or a"),
+    (lambda f: f.pop("search"), "search.candidates: none has won, so it is not a decision"),
+    (lambda f: f["search"]["candidates"][0].update(verdict="lost"), "search.candidates: none has won, so it is not a decision"),
+    (lambda f: f["search"]["candidates"][0].pop("plan"), "only 0 of 1 nodes are placed; the first missing one is 'n0'"),
+    (
+        lambda f: f["search"]["candidates"][0]["plan"][0].update(engine="x"),
+        "the plan is impossible now: node 'n0' is assigned to 'x'",
+    ),
 ]
 
 
@@ -298,7 +299,7 @@ def test_a_decision_that_does_not_fit_is_measured_again(change: Any, told: str, 
 
 @pytest.mark.usefixtures("here")
 def test_a_decision_with_a_long_note_can_be_read() -> None:
-    result = replace(tuned(chain("Exp"), TOY), notes=("a page of a library's " * 1000,))
+    result = tuned(chain("Exp"), TOY).with_record(notes=("a page of a library's " * 1000,))
     request = PlacementRequest(chain("Exp"), (TOY,), CompileContext(threads=1))
     again = records.read_decision(records.make_decision(result, request), request)
     assert again.notes == (result.notes[0][:2000],)

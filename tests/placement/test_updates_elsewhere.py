@@ -98,7 +98,7 @@ def test_they_race_before_mixtures_are_looked_for(monkeypatch: pytest.MonkeyPatc
     function, state = make_step(training.Adam())
     inputs = [{**DATA, **state}[value.name] for value in function.inputs]
     result = tuned(function, registry.create("ort"), TOY, budget=60.0, inputs=inputs)
-    assert "ort + toy" in {candidate.title for candidate in result.race.contenders if candidate.ratio}
+    assert "ort + toy" in {candidate.title for candidate in result.record.candidates if candidate.ratio}
 
 
 class Counting(Executable):

@@ -92,4 +92,4 @@ def tuned(function: Function, *engines: GraphCompiler, **options: Any) -> Tuning
 
 
 def verdicts(result: TuningResult) -> dict[str, str]:
-    return {candidate.title: candidate.verdict for candidate in result.race.contenders}
+    return {candidate.title: candidate.verdict for candidate in result.record.candidates}

@@ -17,15 +17,16 @@ from xrt.cache.memory import wait_until_closed
 from xrt.engines import CompileContext, GraphCompiler, RunOptions
 from xrt.engines.contract import registry
 from xrt.errors import CalibrationError, InputError, RunFailed
-from xrt.formats.placement_file import ExactNodeRecord, PrecisionRecord
+from xrt.formats.placement_file import ExactNodeRecord, PrecisionRecord, SearchRecord
 from xrt.graph import Constant, Function, NodePattern
 from xrt.models import load, sample_inputs
 from xrt.partition import partition
 from xrt.passes import infer_shapes
 from xrt.passes.quantize.form import fit_table, list_quantizable_nodes, make_planned_function, prepare_for_quantization
 from xrt.placement import CostStore
+from xrt.placement.race import make_candidate
 from xrt.placement.records import load_decision, store_decision
-from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, Progress, TuningResult
+from xrt.placement.result import PlacementRequest, Progress, TuningResult
 from xrt.precision import collectors
 from xrt.precision.budget import ErrorBudget, PrecisionOptions, read_examples
 from xrt.precision.placement import ReducedPrecisionSearch
@@ -43,8 +44,8 @@ def ask(*engines: GraphCompiler) -> PlacementRequest:
 def place_exactly(request: PlacementRequest) -> TuningResult:
     """Return the plan of the first engine, as if it had been measured."""
     plan = partition(request.function, request.engines[:1])
-    winner = CandidateResult(plan, "won", 1e-3, 1e-3, 1e-3, 1.0, 1.0, 1.0)
-    return TuningResult(plan, race=CandidateComparison((winner,), 6, 0), budget=request.budget)
+    winner = make_candidate(plan, "won", 1e-3, 1e-3, 1e-3, ratio=1.0, ratio_low=1.0, ratio_high=1.0, is_baseline=True)
+    return TuningResult(plan, SearchRecord(candidates=(winner,), rounds=6, budget=request.budget))
 
 
 def make_options(limit: float, **given: Any) -> PrecisionOptions:
@@ -82,7 +83,7 @@ def test_what_is_wrong_or_over_the_budget_is_named_and_never_served(fault: str, 
     assert result.plan.engines == (Lossy(reduced=fault).spec,)
     rejected = result.precision.plans[1]
     assert (rejected.outcome, rejected.note, rejected.seconds) == (outcome, note, None)
-    assert all(candidate.plan.engines == result.plan.engines for candidate in result.race.contenders)
+    assert all(candidate.plan.engines == result.plan.engines for candidate in result.record.candidates)
 
 
 @pytest.mark.slow
@@ -101,7 +102,7 @@ def test_a_plan_in_the_budget_races_with_its_error_and_the_exact_plan_takes_part
     measured = result.precision.plans[1]
     assert measured.error == pytest.approx(0.005, rel=0.01) and measured.seconds
     # A node whose measured time is not less in bf16, on a busy machine, stays in float32: "bf16 and fp32".
-    notes = {candidate.note.partition(",")[0] for candidate in result.race.contenders}
+    notes = {candidate.note.partition(",")[0] for candidate in result.record.candidates}
     assert "fp32" in notes
     assert any(note.startswith("bf16") for note in notes)
 

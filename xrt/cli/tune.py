@@ -26,7 +26,7 @@ from xrt.engines.contract.registry import probe_all, why_forbidden
 from xrt.errors import EngineError, InputError, LockError, ModelError, OptionError, PlanError, did_you_mean
 from xrt.formats.arrays import read_npy, read_npz
 from xrt.formats.bundle import is_bundle
-from xrt.formats.placement_file import Baseline, PlacementFile, write_placement
+from xrt.formats.placement_file import VERDICTS, Baseline, PlacementFile, write_placement
 from xrt.graph import FrozenDict
 from xrt.html.views import format_bytes, format_count
 from xrt.models import sample_inputs
@@ -36,7 +36,6 @@ from xrt.module.tuning import tune_throughput
 from xrt.passes import specialize
 from xrt.placement.records import DEVICE_OF, read_lock, read_shapes
 from xrt.placement.report import describe_precision, format_error, list_pareto_plans, render_tuning_page
-from xrt.placement.result import VERDICTS
 from xrt.placement.throughput import COLUMNS, NUMERIC_COLUMNS as POINT_NUMBERS, list_cells, render_throughput_page
 from xrt.runtime import get_default_budget
 from xrt.runtime.devices.registry import check_device
@@ -148,24 +147,24 @@ def _load(model: str, params: dict[str, Any]) -> tuple[Function, dict[str, Any]]
 
 def _show_result(tuned: TuningResult, threads: int, *, verbose: bool) -> None:
     """Print the compared plans as a table, then the chosen plan, remarks, and its precision if there is an error budget."""
-    rows = []
-    for contender in tuned.race.contenders:
-        ends = contender.ratio_interval
+    record, rows = tuned.record, []
+    for candidate in record.candidates:
+        ends = candidate.ratio_interval
         ratio = f"{ends.median:.3f} ({ends.low:.3f}-{ends.high:.3f})" if ends else ""
-        regions = str(len(contender.plan.launches))
-        ms = format_ms(contender.seconds)
-        rows.append((contender.title, ms, ratio, VERDICTS[contender.verdict], regions, contender.note))
+        regions = str(len(candidate.plan.launches))
+        ms = format_ms(candidate.seconds)
+        rows.append((candidate.title, ms, ratio, VERDICTS[candidate.verdict], regions, candidate.note))
     show_times("plan", DETAILS, rows, verbose=DETAILS if verbose else ())
     head, *_ = str(tuned).splitlines()
     print_lines("ratio: to the best single engine, with its 95 % interval")
-    print_lines(f"{head} ({format_count(threads, 'thread')}), in {tuned.spent:.1f} of {tuned.budget:g} s")
+    print_lines(f"{head} ({format_count(threads, 'thread')}), in {record.spent:.1f} of {record.budget:g} s")
     if verbose:
-        print_lines(f"{format_count(tuned.measurements, 'measurement')} of regions, {format_count(tuned.race.rounds, 'round')}")
+        print_lines(f"{format_count(tuned.measurements, 'measurement')} of regions, {format_count(record.rounds, 'round')}")
     print_lines(*(tuned.remarks if verbose else tuned.short_remarks))
-    if tuned.precision is not None:
-        print_lines(*describe_precision(tuned.precision))
+    if record.precision is not None:
+        print_lines(*describe_precision(record.precision))
         if verbose:
-            _show_errors(tuned.precision)
+            _show_errors(record.precision)
 
 
 def _show_errors(record: PrecisionRecord) -> None:
@@ -420,7 +419,7 @@ def _read_validation(lock: PlacementFile, folder: Path, function: Function, vali
     name = "validate" if "validate" in lock.model else "calibrate"
     recorded = folder / lock.model[name] if name in lock.model else None
     file = Path(validate) if validate is not None else recorded
-    if lock.precision is None or file is None or not file.exists():
+    if lock.search.precision is None or file is None or not file.exists():
         return None
     batches = inputs.read_batches(file, function)
     if validate is not None or name == "validate":

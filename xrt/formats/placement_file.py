@@ -7,10 +7,10 @@ and `xrt.partition.cost_table` define the meaning of the sections.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Generic, Literal, Self, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -19,6 +19,7 @@ from xrt.errors import BundleError, PlacementFileError
 from xrt.formats.calibration_table import CalibrationTable
 from xrt.formats.documents import DocumentError, DocumentType
 from xrt.formats.output import replace_file
+from xrt.measure.statistics import RatioInterval
 
 __all__ = ["PlacementFile", "PrecisionRecord", "ServingConfiguration", "dumps", "loads", "read_placement", "write_placement"]
 
@@ -32,6 +33,17 @@ Key: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 SelectionOutcome: TypeAlias = Literal["won", "tie", "lost", "late", "wrong", "failed"]
 """How a plan did in the race. ``won``: chosen; ``tie``: not distinguishable from the winner; ``lost``: slower; ``late``: not
 compared in time; ``wrong``: its results differ from the reference; ``failed``: it did not compile or run."""
+VERDICTS: Mapping[SelectionOutcome, str] = {
+    "won": "chosen",
+    "tie": "tie",
+    "lost": "slower",
+    "late": "not compared",
+    "wrong": "wrong",
+    "failed": "failed",
+}
+"""The outcomes as reports print them, best first."""
+P = TypeVar("P")
+Q = TypeVar("Q")
 
 
 class Record(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -151,26 +163,84 @@ class NodeRange(Record, frozen=True):
     last: Text = ""
 
 
-class CandidateRecord(Record, frozen=True):
-    """The measured time of one plan in the comparison of plans."""
+NodeRanges: TypeAlias = tuple[NodeRange, ...]
 
-    plan: Text
+
+class CandidateRecord(Record, Generic[P], frozen=True):
+    """A plan in the comparison of plans. ``P`` is the form of the plan: a Plan in a search, node ranges in a file."""
+
+    title: Text
     """The engines of the plan in execution order."""
     verdict: SelectionOutcome
-    is_baseline: bool = False
-    """Whether the ratios are relative to this plan."""
     seconds: Number | None = None
+    """Median seconds per call over the rounds; for a plan that did not run, the measured seconds of its only region."""
     low: Number | None = None
     high: Number | None = None
+    """Ends of the 95 % interval of ``seconds``."""
     ratio: Number | None = None
-    """Time relative to the baseline; ``ratio_low`` and ``ratio_high`` are its interval."""
+    """Median ratio of its time to the baseline's; below 1 is faster. None if it did not run."""
     ratio_low: Number | None = None
     ratio_high: Number | None = None
     note: Text = ""
     regions: tuple[Number, ...] = ()
-    """Seconds per region within a whole call; empty if not profiled, and in a lockfile."""
-    ranges: tuple[NodeRange, ...] = ()
-    """Nodes of its regions; empty in a lockfile."""
+    """Seconds of each region during a call, in the plan's order; empty if not profiled, and in a lockfile."""
+    is_baseline: bool = False
+    """Whether ratios refer to this plan: the fastest single-engine plan, else the plan by priority."""
+    plan: P = ()  # type: ignore[assignment]  # a lockfile has the nodes of the chosen plan only
+
+    @property
+    def ratio_interval(self) -> RatioInterval | None:
+        """The ratio with its interval; None if the plan did not run, or ran in too few rounds for an interval."""
+        if self.ratio is None or self.ratio_low is None or self.ratio_high is None:
+            return None
+        return RatioInterval(self.ratio, self.ratio_low, self.ratio_high)
+
+    def __str__(self) -> str:
+        parts = [f"{VERDICTS[self.verdict]}: {self.title}"]
+        if self.seconds is not None:
+            parts.append(f"{1e3 * self.seconds:.4g} ms")
+        if self.is_baseline:
+            parts.append("the best single engine")
+        elif self.ratio_interval is not None:
+            parts.append(f"{self.ratio_interval} of the best single engine")
+        elif self.ratio is not None:
+            parts.append(f"{self.ratio:.3f} of the best single engine, in too few rounds for an interval")
+        if self.note:
+            parts.append(self.note)
+        return ", ".join(parts)
+
+
+class SearchRecord(Record, Generic[P], frozen=True, kw_only=True):
+    """How a plan was chosen: the comparison of the candidates, and the search around it.
+
+    The result of a search, a stored decision and a lockfile have the same record; only the form of the plans differs.
+    """
+
+    candidates: Annotated[tuple[CandidateRecord[P], ...], Meta(max_length=MOST_CANDIDATES)] = ()
+    """Best first."""
+    rounds: Count = 0
+    budget: Number = 0.0
+    """Seconds allowed for the search."""
+    spent: Number = 0.0
+    notes: tuple[Text, ...] = ()
+    unmeasured: Facts = {}
+    """Why the whole model was not measured on an engine, by spec of the engine."""
+    is_provisional: bool = False
+    is_explicit: bool = False
+    """Whether the user requested the search. Its decision is then used by modules with a larger budget too."""
+    is_checked: bool = True
+    """Whether the plan's results were compared with the reference. If not, a module compares the results of its first call."""
+    precision: PrecisionRecord | None = None
+    """Precision and error of a plan within an error budget; None without a budget."""
+
+    @property
+    def winner(self) -> CandidateRecord[P] | None:
+        return next((candidate for candidate in self.candidates if candidate.verdict == "won"), None)
+
+    def map_plans(self, convert: Callable[[P], Q]) -> SearchRecord[Q]:
+        """Convert the plans of the candidates to another form."""
+        candidates: Any = tuple(candidate.replace(plan=convert(candidate.plan)) for candidate in self.candidates)
+        return self.replace(candidates=candidates)  # type: ignore[return-value]  # of the new form
 
 
 class Baseline(Record, frozen=True):
@@ -181,7 +251,7 @@ class Baseline(Record, frozen=True):
     low: Number
     high: Number
     rounds: Count
-    ranges: tuple[NodeRange, ...] = ()
+    ranges: NodeRanges = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.ratio <= self.high:
@@ -200,20 +270,6 @@ class DeclinedNodes(Record, frozen=True):
     reason: Text
     nodes: tuple[Count, ...]
     """Positions in the model."""
-
-
-class SearchRecord(Record, frozen=True):
-    """The search behind a decision; `xrt.placement.TuningResult` documents the fields."""
-
-    budget: Number
-    spent: Number
-    rounds: Count
-    is_provisional: bool = False
-    notes: tuple[Text, ...] = ()
-    unmeasured: Facts = {}
-    declined: tuple[DeclinedNodes, ...] = ()
-    is_explicit: bool = False
-    is_checked: bool = True
 
 
 class RegionRecord(Record, frozen=True):
@@ -347,7 +403,7 @@ def format_latency(seconds: float) -> str:
 class PlacementFile(Record, frozen=True, kw_only=True):
     """A placement: the chosen plan, its model and machine, the comparison, and the costs.
 
-    A lockfile has everything except ``search`` and ``costs``; a stored decision has ``engines``, ``candidates`` and ``search``;
+    A lockfile has everything except ``declined`` and ``costs``; a stored decision has ``engines``, ``search`` and ``declined``;
     a cost table has ``costs``.
     """
 
@@ -362,18 +418,16 @@ class PlacementFile(Record, frozen=True, kw_only=True):
     machine: Facts = {}
     options: Facts = {}
     """Options of the plan: device, threads, precision, cluster sizes, pins."""
-    plan: tuple[NodeRange, ...] = ()
-    candidates: Annotated[tuple[CandidateRecord, ...], Meta(max_length=MOST_CANDIDATES)] = ()
-    """Best first."""
+    plan: NodeRanges = ()
+    search: SearchRecord[NodeRanges] = SearchRecord()
+    declined: tuple[DeclinedNodes, ...] = ()
+    """In a stored decision, the nodes that the engines of the plan do not support."""
     baseline: Baseline | None = None
     """None if no other plan was measured."""
     values: Facts = {}
     """Input names to the files with their values, relative to the lockfile. Other inputs use the seed in ``model``."""
     sizes: Mapping[Text, Count] = {}
     """In a stored decision, the sizes of the symbolic dims that the model was placed for."""
-    precision: PrecisionRecord | None = None
-    """Precision and error of a plan within an error budget; None without a budget."""
-    search: SearchRecord | None = None
     costs: tuple[RegionRecord, ...] | None = None
     serving: ServingConfiguration | None = None
 

@@ -123,7 +123,8 @@ class OutputChecks:
     def instrument(self, call: Call, build: Specialization) -> Call:
         """Add checks to a call: of the types of all results and, if the call is due for it, of their values."""
         # If a search had no time to check its plan, the first call of the plan does.
-        must_check_plan = build.tuned is not None and not build.tuned.is_checked and not build.checked and not self.is_too_slow
+        is_unchecked = build.tuned is not None and not build.tuned.record.is_checked
+        must_check_plan = is_unchecked and not build.checked and not self.is_too_slow
         if not self._is_due(is_first=not build.checked) and not must_check_plan:
             return replace(call, inspection=OutputInspector(self._find_wrong_type))
         inspect = partial(self._find_fault, build.engines)
@@ -141,7 +142,7 @@ class OutputChecks:
         is_first = not build.checked
         build.checked = True
         self.count += 1
-        if not is_first or build.tuned is None or build.tuned.is_checked or build.refused:
+        if not is_first or build.tuned is None or build.tuned.record.is_checked or build.refused:
             return False
         return not self.list_remarks(build.plan)  # which has the regions that could not be compared
 

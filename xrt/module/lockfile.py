@@ -100,7 +100,7 @@ class LockedPlacement:
             try:
                 result = read_locked_result(self.lock, request)
                 note = f"from the lock {self.name}, made on {self.lock.date} by xrt {self.lock.writer}"
-                return SizedPlacement(planned_sizes, replace(result, notes=(note, *result.notes)))
+                return SizedPlacement(planned_sizes, result.with_record(notes=(note, *result.notes)))
             except LockError as error:
                 reasons = (str(error),)
         text = f"the lock {self.name} does not hold: {'; '.join(reasons)}"
@@ -122,7 +122,7 @@ class LockedPlacement:
 
     def _list_budget_violations(self) -> Iterator[str]:
         """Yield a message if the error in the lockfile exceeds the caller's budget, or was measured in another metric."""
-        budget, record = self.budget, self.lock.precision
+        budget, record = self.budget, self.lock.search.precision
         if budget is None or record is None or record.precision == "fp32":
             return
         if budget.name != record.measure:
@@ -165,7 +165,7 @@ def lock_module(
     # The search has measured the error of a plan of reduced precision, so its results are not compared here.
     if tuned.precision is not None and tuned.precision.precision != "fp32":
         setup = replace(setup, reduced_plan=build.plan)
-    baseline = make_baseline(setup, build.plan, tuned.race)
+    baseline = make_baseline(setup, build.plan, tuned.record.candidates)
     source = {"name": build.function.name[:MAX_NAME_CHARACTERS], **source}
     if module.programs.placer.model is not None and build.sizes:
         source[SYMBOLIC] = module.programs.placer.model.get_declared().fingerprint
@@ -192,11 +192,12 @@ def check_module(
     # For another model there is nothing to compare. Other machines or versions can be compared, and are reported.
     if lock.model.get("fingerprint") != request.function.fingerprint:
         raise LockError(f"the lock is of another model: {'; '.join(mismatches)}")
-    plan = plan_from_ranges(lock.plan, replace(request, function=make_planned_function(request.function, lock.precision)))
+    precision = lock.search.precision
+    plan = plan_from_ranges(lock.plan, replace(request, function=make_planned_function(request.function, precision)))
     baseline_plan = plan_from_ranges(lock.baseline.ranges, request) if lock.baseline else None
-    if lock.precision is not None and lock.precision.precision != "fp32":
+    if precision is not None and precision.precision != "fp32":
         setup = replace(setup, reduced_plan=plan)
-        check_error(setup, plan, lock.precision, validate, module.inputs)
+        check_error(setup, plan, precision, validate, module.inputs)
     return check_regression(setup, plan, baseline_plan, lock.baseline, limit), mismatches
 
 

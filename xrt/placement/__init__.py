@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from xrt.cache.cost_store import CostStore as CostStore
     from xrt.placement.autotune import ProgressCallback as ProgressCallback, TuningBudget as TuningBudget, tune as tune
     from xrt.placement.report import CostReport as CostReport
-    from xrt.placement.result import CandidateComparison as CandidateComparison, TuningResult as TuningResult
+    from xrt.placement.result import TuningResult as TuningResult
     from xrt.placement.search import (
         ProfilingRequest as ProfilingRequest,
         choose_requests as choose_requests,

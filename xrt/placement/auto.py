@@ -29,7 +29,7 @@ from xrt.placement.records import (
     store_decision,
 )
 from xrt.placement.report import make_report
-from xrt.placement.result import CandidateComparison, PlacementRequest
+from xrt.placement.result import PlacementRequest
 from xrt.placement.sizes import format_sizes
 from xrt.progress import show_progress
 
@@ -178,7 +178,7 @@ class AutoPlacement:
     def mark_checked(self, function: Function) -> None:
         """Record that a call of the chosen plan agreed with the reference, so that it is not checked again."""
         if self.placed is not None and self.model is not None:
-            self.placed = replace(self.placed, tuned=replace(self.placed.tuned, is_checked=True))
+            self.placed = replace(self.placed, tuned=self.placed.tuned.with_record(is_checked=True))
             # The decision is stored under the sizes at which it was measured.
             function = self.model.specialize(self.placed.sizes)
         if (store := CostStore.for_cache(self.cache)) is not None:
@@ -243,13 +243,13 @@ class AutoPlacement:
                 progress=report,
                 bounds=TuningBudget(memory=self.memory_limit),
             )
-        result = replace(result, notes=(*result.notes, *left_out))
+        result = result.with_record(notes=(*result.notes, *left_out))
         # After Ctrl-C no second search begins.
         if reducer is None or result.how == "interrupted":
             return result
         seconds = max(budget - spent - (self.clock() - start), budget / 2)
         with self._open_progress(progress, function, seconds) as report:
-            result = replace(reducer.reduce_precision(request, result, self.cache, seconds, report), is_explicit=retune)
+            result = reducer.reduce_precision(request, result, self.cache, seconds, report).with_record(is_explicit=retune)
         if store is not None:
             store_decision(result, request, store, reducer.ingredients)
         return result
@@ -294,7 +294,7 @@ class AutoPlacement:
             plan = plan_from_assignment(function, engines, assignment, groups=groups, implicit=implicit, device=device_map)
         except PlanError:
             return plan_by_priority(request, f"{note}, but not all nodes can be")
-        return replace(base, plan=plan, race=CandidateComparison(), notes=(note,))
+        return replace(base, plan=plan).with_record(candidates=(), rounds=0, notes=(note,))
 
     def _make_request(self, function: Function) -> PlacementRequest:
         request, _ = self._select_and_request(function, self.budget)
@@ -356,4 +356,4 @@ def find_next_best_plan(tuned: TuningResult, refused: Sequence[tuple[str, str, s
 
 def _list_sound_plans(tuned: TuningResult) -> list[Plan]:
     """List the plans of the candidates that ran and computed correct results, best first."""
-    return [contender.plan for contender in tuned.race.contenders if contender.verdict in ("won", "tie", "lost")]
+    return [candidate.plan for candidate in tuned.record.candidates if candidate.verdict in ("won", "tie", "lost")]

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from xrt.engines.contract.proxy import load_engine
 from xrt.errors import InputError, OptionError, PlacementWarning, PlanError, XRTError, warn
-from xrt.graph import FrozenDict, Function
+from xrt.formats.placement_file import SearchRecord
+from xrt.graph import Function
 from xrt.html.views import format_count
 from xrt.measure.timing import compute_median_interval
 from xrt.operators.sample_inputs import sample_inputs
@@ -44,6 +45,7 @@ from xrt.placement.race import (
     StoppingRule,
     get_single_cost,
     is_allowed,
+    make_candidate,
     make_partition_key,
     prepare_plan,
     run_interleaved,
@@ -52,8 +54,6 @@ from xrt.placement.race import (
 from xrt.placement.records import load_decision, store_decision
 from xrt.placement.result import (
     NOT_MEASURED,
-    CandidateComparison,
-    CandidateResult,
     Origin,
     PlacementRequest,
     Progress,
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from xrt.cache import CompileCache
     from xrt.cache.cost_store import CostStore
     from xrt.engines import GraphCompiler
+    from xrt.formats.placement_file import CandidateRecord
     from xrt.measure.timing import Clock
     from xrt.placement.profiler import Reference
 
@@ -152,7 +153,7 @@ def tune(
     if store is not None:
         # Parts that an earlier search has measured are not measured again.
         search.profiler.table = load_cost_table(store, request)
-    tuned = replace(_run(search), is_explicit=request.retune)
+    tuned = _run(search).with_record(is_explicit=request.retune)
     if store is not None:
         table = search.profiler.select_reliable_costs()
         for engine in unwrap(request.engines):
@@ -171,7 +172,7 @@ def plan_by_priority(request: PlacementRequest, reason: str) -> TuningResult:
     """Plan by the order of the engine list, without measurements. ``reason`` becomes a note of the result."""
     function, implicit, device = request.function, request.implicit, request.device_map
     plan = partition(function, request.engines, request.clustering, implicit=implicit, device=device)
-    return TuningResult(plan, how="priority", notes=(reason,))
+    return TuningResult(plan, SearchRecord(notes=(reason,)), "priority")
 
 
 def _run(search: Search) -> TuningResult:
@@ -195,7 +196,8 @@ def _run(search: Search) -> TuningResult:
     except KeyboardInterrupt:
         # The user is waiting, so nothing more is measured.
         tuned = search.make_result("interrupted")
-        return tuned if tuned.how == "interrupted" else replace(tuned, notes=("it was interrupted before anything was measured",))
+        note = "it was interrupted before anything was measured"
+        return tuned if tuned.how == "interrupted" else tuned.with_record(notes=(note,))
     except XRTError as error:
         _log.info("tuning ended early", exc_info=True)
         search.notes.append(f"the search ended early: {error}")
@@ -338,7 +340,7 @@ class Search:
     clock: Clock = time.perf_counter
     notes: list[str] = field(default_factory=list)
     entrants: list[Entrant] = field(default_factory=list)
-    excluded: dict[PartitionKey, CandidateResult] = field(default_factory=dict)
+    excluded: dict[PartitionKey, CandidateRecord[Plan]] = field(default_factory=dict)
     baselines: set[PartitionKey] = field(default_factory=set)
     """Keys of the plans that a mixture must beat."""
     failed_plans: set[PartitionKey] = field(default_factory=set)
@@ -528,19 +530,19 @@ class Search:
             self.exclude_out_of_time(plan)
         elif (seconds := self._predict(plan)) > limit:
             note = "its regions were measured one by one, and not compared with the others"
-            self.exclude(CandidateResult(plan, "lost", seconds, note=note))
+            self.exclude(make_candidate(plan, "lost", seconds, note=note))
         else:
             self.report_stage(f"compiling {describe_plan(plan)}")
             self.compile(plan, max(latest - self.clock(), MIN_STEP_SECONDS))
 
-    def exclude(self, result: CandidateResult) -> None:
-        self.excluded[make_partition_key(result.plan)] = result
+    def exclude(self, candidate: CandidateRecord[Plan]) -> None:
+        self.excluded[make_partition_key(candidate.plan)] = candidate
 
     def exclude_failed(self, plan: Plan, reason: str) -> None:
-        self.exclude(CandidateResult(plan, "wrong" if isinstance(reason, WrongResult) else "failed", note=str(reason)))
+        self.exclude(make_candidate(plan, "wrong" if isinstance(reason, WrongResult) else "failed", note=str(reason)))
 
     def exclude_slower(self, plan: Plan, cost: MeasuredCost, note: str) -> None:
-        self.exclude(CandidateResult(plan, "lost", cost.seconds, cost.low, cost.high, note=note))
+        self.exclude(make_candidate(plan, "lost", cost.seconds, cost.low, cost.high, note=note))
 
     def exclude_out_of_time(self, plan: Plan) -> None:
         """Exclude a plan that cannot race because the time is over. Record its measured time if it has only one region."""
@@ -548,7 +550,7 @@ class Search:
         if isinstance(cost := get_single_cost(plan, self.table), MeasuredCost):
             self.exclude_slower(plan, cost, f"measured alone; {note}")
         else:
-            self.exclude(CandidateResult(plan, "late", note=note))
+            self.exclude(make_candidate(plan, "late", note=note))
 
     def _predict(self, plan: Plan) -> float:
         """Predict the seconds of a plan in the race. Without an estimate for a region, guess the time of the best engine."""
@@ -590,7 +592,7 @@ class Search:
             self.exclude_failed(plan, f"it was not ready to be called within {seconds:.3g} s")
             self.late_plans.add(key)
             return
-        if isinstance(outcome, CandidateResult):
+        if not isinstance(outcome, Entrant):
             self.exclude(outcome)
             self.failed_plans.add(key)
             return
@@ -643,20 +645,20 @@ class Search:
             if not entrant.rounds and not entrant.failure:  # the search ended before the race
                 self.entrants.remove(entrant)
                 self.exclude_out_of_time(entrant.plan)
-        race = select_winner(self.entrants, tuple(self.excluded.values()), self.rounds, self.bounds.rules.least)
+        record = select_winner(self.entrants, tuple(self.excluded.values()), self.rounds, self.bounds.rules.least)
         spent, best = self.clock() - self.began, self.find_best_alone()
         end_reason = "the search was interrupted" if how == "interrupted" else "the budget ended"
         # Without a round of the race, the times in workers decide.
-        if race.winner is None and best is not None:
+        if record.winner is None and best is not None:
             plan, cost = best
             note = f"measured alone; {end_reason} before it was compared with the others"
-            winner = CandidateResult(plan, "won", cost.seconds, cost.low, cost.high, note=note)
-            others = [contender for contender in race.contenders if contender.plan != plan]
-            race = CandidateComparison((winner, *others), race.rounds)
-        unmeasured = self._explain_unmeasured(race, f"{end_reason} before its turn")
-        race = self._update_reasons(race, unmeasured)
-        if race.winner is not None:
-            plan = race.winner.plan
+            winner = make_candidate(plan, "won", cost.seconds, cost.low, cost.high, note=note)
+            others = [candidate for candidate in record.candidates if candidate.plan != plan]
+            record = record.replace(candidates=(winner, *others))
+        unmeasured = self._explain_unmeasured(record, f"{end_reason} before its turn")
+        record = self._update_reasons(record, unmeasured)
+        if record.winner is not None:
+            plan = record.winner.plan
         else:
             how = "priority"
             candidates = self.get_candidates()
@@ -664,26 +666,21 @@ class Search:
             runnable = [plan for plan in plans if make_partition_key(plan) not in self.failed_plans]
             runnable = [plan for plan in runnable if not has_failed_region(plan, self.table)]
             plan = update_reasons(next(iter(runnable or plans)), unmeasured)
-        return TuningResult(
-            plan,
-            self.table,
-            race,
-            how,
-            self.request.budget,
-            spent,
-            self.profiler.count,
-            tuple(self.notes),
-            unmeasured=FrozenDict(unmeasured),
-            is_provisional=how != "priority" and race.rounds < self.least_rounds,
+        record = record.replace(
+            budget=self.request.budget,
+            spent=spent,
+            notes=tuple(self.notes),
+            unmeasured=unmeasured,
+            is_provisional=how != "priority" and record.rounds < self.least_rounds,
             is_checked=how != "priority" and self.profiler.expected.reference is self.reference,
-            queried=tuple(self.queries.list_engines()),
         )
+        return TuningResult(plan, record, how, self.profiler.count, self.table, tuple(self.queries.list_engines()))
 
-    def _update_reasons(self, race: CandidateComparison, unmeasured: Mapping[str, str]) -> CandidateComparison:
+    def _update_reasons(self, record: SearchRecord[Plan], unmeasured: Mapping[str, str]) -> SearchRecord[Plan]:
         """Recompute why nodes are not on an engine: plans may have been made before all engines had reported their support."""
         candidates = self.get_candidates()
         engines, implicit = candidates.engines, candidates.implicit
-        used = {launch.engine for contender in race.contenders for launch in contender.plan.launches}
+        used = {spec for candidate in record.candidates for spec in candidate.plan.used_engines}
         # Such a plan may have nodes on the implicit engine, which is not needed any more.
         if implicit is None and self.request.implicit in used:
             engines, implicit = tuple(self.queries.list_engines()), self.request.implicit
@@ -693,14 +690,14 @@ class Search:
             plan = plan_from_assignment(self.function, engines, assignment, groups=groups, implicit=implicit, device=device)
             return update_reasons(plan, unmeasured)
 
-        return replace(race, contenders=tuple(replace(c, plan=rebuild(c.plan)) for c in race.contenders))
+        return record.map_plans(rebuild)
 
-    def _explain_unmeasured(self, race: CandidateComparison, late: str) -> dict[str, str]:
+    def _explain_unmeasured(self, record: SearchRecord[Plan], late: str) -> dict[str, str]:
         """Explain, by engine spec, why the whole model was not measured on an engine; ``late`` is the reason if time was over."""
-        compared = {c.plan.launches[0].engine for c in race.contenders if c.is_single and c.plan.launches}
+        compared = {candidate.plan.used_engines for candidate in record.candidates}
         candidates = self.get_candidates()
         wholes = {plan.launches[0].engine: plan for plan in candidates.wholes if plan.launches}
-        missing = (engine for engine in candidates.engines if engine.spec not in compared)
+        missing = (engine for engine in candidates.engines if (engine.spec,) not in compared)
         return {engine.spec: self._why_not_measured(engine, wholes.get(engine.spec), late) for engine in missing}
 
     def _why_not_measured(self, engine: GraphCompiler, whole: Plan | None, late: str) -> str:
@@ -738,12 +735,13 @@ def load_cost_table(store: CostStore, request: PlacementRequest) -> CostTable:
 def warn_unmeasured(tuned: TuningResult, function: Function) -> None:
     if tuned.how != "priority":
         return
-    failed = {contender.title: contender.note for contender in tuned.race.contenders}
-    reasons = [f"{name}: {reason}" for name, reason in {**tuned.unmeasured, **failed}.items()]
-    why = "; ".join([*tuned.notes, *reasons]) or f"budget={tuned.budget:g} s is too small for one measurement"
+    record = tuned.record
+    failed = {candidate.title: candidate.note for candidate in record.candidates}
+    reasons = [f"{name}: {reason}" for name, reason in {**record.unmeasured, **failed}.items()]
+    why = "; ".join([*record.notes, *reasons]) or f"budget={record.budget:g} s is too small for one measurement"
     used = ", ".join(tuned.plan.used_engines) or "no engine"
     warn(
         f"{function.name!r} was not placed by measurement: {why}. By the order of the list it runs on {used}; "
-        f"{suggest_budget(tuned.budget)}",
+        f"{suggest_budget(record.budget)}",
         PlacementWarning,
     )

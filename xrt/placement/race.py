@@ -11,13 +11,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from xrt.engines import RunOptions
 from xrt.errors import LockError, PlanError, XRTError
-from xrt.formats.placement_file import Baseline
+from xrt.formats.placement_file import VERDICTS, Baseline, CandidateRecord, SearchRecord
 from xrt.measure.statistics import (
     MIN_DIFFERENCE,
     RatioInterval,
@@ -31,7 +31,7 @@ from xrt.partition.cost_table import CostTable, RegionCost
 from xrt.partition.partitioner import map_nodes_to_engines, plan_from_assignment
 from xrt.placement.profiler import Reference, check_against_reference, describe_error, find_first_random_node
 from xrt.placement.records import list_node_ranges
-from xrt.placement.result import CandidateComparison, CandidateResult, describe_plan
+from xrt.placement.result import describe_plan
 from xrt.runtime import Program, compile_plan, to_host
 from xrt.runtime.inputs import copy_values
 
@@ -118,6 +118,17 @@ class Entrant:
             program.close()
 
 
+def make_candidate(
+    plan: Plan,
+    verdict: SelectionOutcome,
+    seconds: float | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    **details: Any,
+) -> CandidateRecord[Plan]:
+    return CandidateRecord(describe_plan(plan), verdict, seconds, low, high, plan=plan, **details)
+
+
 def run_interleaved(
     entrants: Sequence[Entrant],
     *,
@@ -191,10 +202,10 @@ def prepare_plan(
     expected: Sequence[Any] | None,
     reference: Reference,
     is_stopped: Callable[[], bool] = lambda: False,
-) -> Entrant | CandidateResult:
+) -> Entrant | CandidateRecord[Plan]:
     """Compile a plan on the request's engines, call it once on copies of the host inputs, and compare the results.
 
-    Returns an Entrant for the race, or the CandidateResult of a plan that fails or is wrong. If ``expected`` is None, results are
+    Returns an Entrant for the race, or the CandidateRecord of a plan that fails or is wrong. If ``expected`` is None, results are
     not compared. Stops the comparison once ``is_stopped()`` is true.
     """
     function, context = request.function, request.context
@@ -202,9 +213,9 @@ def prepare_plan(
     try:
         program = compile_plan(plan, engines, context, cache, graph=request.cuda_graph)
     except XRTError as error:
-        return CandidateResult(plan, "failed", note=describe_error(error))
+        return make_candidate(plan, "failed", note=describe_error(error))
     if not isinstance(program, Program):
-        return CandidateResult(plan, "failed", note="; ".join(dict.fromkeys(refusal.reason for refusal in program)))
+        return make_candidate(plan, "failed", note="; ".join(dict.fromkeys(refusal.reason for refusal in program)))
     # The timed call reuses these copies; updates in place must not reach the caller's arrays.
     values = [copy_values(value) for value in inputs]
     wrong = note = ""
@@ -215,10 +226,10 @@ def prepare_plan(
             wrong, note = check_against_reference(function, inputs, results, expected, reference, context.options, is_stopped)
     except Exception as error:  # noqa: BLE001  # whatever an engine raises
         program.close()
-        return CandidateResult(plan, "failed", note=describe_error(error))
+        return make_candidate(plan, "failed", note=describe_error(error))
     if wrong:
         program.close()
-        return CandidateResult(plan, "wrong", note=wrong)
+        return make_candidate(plan, "wrong", note=wrong)
     return Entrant(plan, program.make_timed_call(values), program=program, note=note, first_call=seconds)
 
 
@@ -324,13 +335,15 @@ def is_allowed(plan: Plan, engines: Sequence[GraphCompiler], options: Clustering
     return True
 
 
-_ORDER: dict[SelectionOutcome, int] = {"won": 0, "tie": 1, "lost": 2, "late": 3, "wrong": 4, "failed": 5}
-
-
 def select_winner(
-    entrants: Sequence[Entrant], others: Sequence[CandidateResult], rounds: int, least: int = 1, *, prefers_simple: bool = True
-) -> CandidateComparison:
-    """Choose the winner among the entrants that ran; return all results, best first, together with ``others`` that did not race.
+    entrants: Sequence[Entrant],
+    others: Sequence[CandidateRecord[Plan]],
+    rounds: int,
+    least: int = 1,
+    *,
+    prefers_simple: bool = True,
+) -> SearchRecord[Plan]:
+    """Choose the winner among the entrants that ran; record all candidates, together with ``others`` that did not race.
 
     The baseline is the fastest simple plan. Another plan can win only if the whole interval of its ratio to the baseline is below
     `WIN_RATIO`; if no plan is simple, every plan can win. The simplest of the winners that cannot be distinguished from the
@@ -340,21 +353,21 @@ def select_winner(
     """
     ran = [entrant for entrant in entrants if entrant.has_run]
     failed = [
-        CandidateResult(entrant.plan, "failed", note=entrant.failure or "it was not called before the budget ended")
+        make_candidate(entrant.plan, "failed", note=entrant.failure or "it was not called before the budget ended")
         for entrant in entrants
         if not entrant.has_run
     ]
     if not ran:
-        return CandidateComparison(tuple(sorted([*failed, *others], key=_rank)), rounds)
+        return SearchRecord(candidates=tuple(sorted([*failed, *others], key=_rank)), rounds=rounds)
     # Plans that left early have few rounds, so the baseline is one of those that stayed, if there are any.
     base = _choose_baseline([entrant for entrant in ran if not entrant.is_out] or ran)
     ratios = {id(entrant): compute_round_ratio(entrant.rounds, base.rounds) for entrant in ran}
     is_sure = rounds >= least
     chosen = _choose_winner(ran, base, ratios, prefers_simple=prefers_simple) if is_sure else base
-    results = {id(entrant): _judge(entrant, ratios[id(entrant)], chosen, is_sure=is_sure) for entrant in ran}
-    contenders = sorted([*results.values(), *failed, *others], key=_rank)
-    baseline_index = next(index for index, contender in enumerate(contenders) if contender is results[id(base)])
-    return CandidateComparison(tuple(contenders), rounds, baseline_index)
+    judged = [
+        _judge(entrant, ratios[id(entrant)], chosen, is_sure=is_sure).replace(is_baseline=entrant is base) for entrant in ran
+    ]
+    return SearchRecord(candidates=tuple(sorted([*judged, *failed, *others], key=_rank)), rounds=rounds)
 
 
 def _choose_winner(ran: Sequence[Entrant], base: Entrant, ratios: dict[int, RatioInterval], *, prefers_simple: bool) -> Entrant:
@@ -370,20 +383,20 @@ def _choose_winner(ran: Sequence[Entrant], base: Entrant, ratios: dict[int, Rati
     return min(tied, key=lambda entrant: (*entrant.simplicity, ratios[id(entrant)].median))
 
 
-def _judge(entrant: Entrant, ratio: RatioInterval, chosen: Entrant, *, is_sure: bool) -> CandidateResult:
-    """Make the result of an entrant. After too few rounds, when ``is_sure`` is false, it has no interval and has not lost."""
+def _judge(entrant: Entrant, ratio: RatioInterval, chosen: Entrant, *, is_sure: bool) -> CandidateRecord[Plan]:
+    """Record an entrant. After too few rounds, when ``is_sure`` is false, it has no interval and has not lost."""
     seconds, low, high = compute_median_interval(entrant.rounds)
     verdict: SelectionOutcome = "won" if entrant is chosen else "tie"
-    result = CandidateResult(entrant.plan, verdict, seconds, ratio=ratio.median, note=entrant.note, regions=entrant.regions)
+    candidate = make_candidate(entrant.plan, verdict, seconds, ratio=ratio.median, note=entrant.note, regions=entrant.regions)
     if not is_sure:
-        return result
+        return candidate
     if entrant is not chosen and compute_round_ratio(entrant.rounds, chosen.rounds).is_loss:
         verdict = "lost"
-    return replace(result, verdict=verdict, low=low, high=high, ratio_low=ratio.low, ratio_high=ratio.high)
+    return candidate.replace(verdict=verdict, low=low, high=high, ratio_low=ratio.low, ratio_high=ratio.high)
 
 
-def _rank(contender: CandidateResult) -> tuple[int, float]:
-    return _ORDER[contender.verdict], contender.seconds if contender.seconds is not None else float("inf")
+def _rank(candidate: CandidateRecord[Plan]) -> tuple[int, float]:
+    return list(VERDICTS).index(candidate.verdict), candidate.seconds if candidate.seconds is not None else math.inf
 
 
 SEGMENTS = 4
@@ -420,7 +433,7 @@ class RegressionSetup:
             for plan in plans:
                 outputs = None if plan is self.reduced_plan else expected
                 entrant = prepare_plan(plan, self.request, self.cache, self.inputs, outputs, self.reference)
-                if isinstance(entrant, CandidateResult):
+                if not isinstance(entrant, Entrant):
                     failure = "computes wrongly" if entrant.verdict == "wrong" else "does not run"
                     raise LockError(f"the plan {describe_plan(plan)} {failure}: {entrant.note}")
                 entrants.append(entrant)
@@ -457,24 +470,22 @@ def compare_plans(
         return compute_ratio(), rounds
 
 
-def find_runner_up(plan: Plan, race: CandidateComparison) -> CandidateResult | None:
+def find_runner_up(plan: Plan, candidates: Sequence[CandidateRecord[Plan]]) -> CandidateRecord[Plan] | None:
     """Find the other plan to compare ``plan`` with: the baseline, else the best single-engine plan, else the best; or None."""
     key = make_partition_key(plan)
     others = [
-        contender
-        for contender in race.contenders
-        if contender.verdict not in ("late", "wrong", "failed") and make_partition_key(contender.plan) != key
+        candidate
+        for candidate in candidates
+        if candidate.verdict not in ("late", "wrong", "failed") and make_partition_key(candidate.plan) != key
     ]
-    baseline = race.contenders[race.baseline] if race.baseline is not None else None
-    if baseline in others:
-        return baseline
-    single_engine = [contender for contender in others if contender.is_single]
-    return next(iter(single_engine or others), None)
+    baselines = [candidate for candidate in others if candidate.is_baseline]
+    single_engine = [candidate for candidate in others if len(candidate.plan.used_engines) == 1]
+    return next(iter(baselines or single_engine or others), None)
 
 
-def make_baseline(setup: RegressionSetup, plan: Plan, race: CandidateComparison) -> Baseline | None:
+def make_baseline(setup: RegressionSetup, plan: Plan, candidates: Sequence[CandidateRecord[Plan]]) -> Baseline | None:
     """Measure ``plan`` against another, for later checks; None if there is no other. Raises LockError if a plan fails."""
-    opponent = find_runner_up(plan, race)
+    opponent = find_runner_up(plan, candidates)
     if opponent is None:
         return None
 

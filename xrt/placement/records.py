@@ -1,4 +1,4 @@
-"""Convert a `TuningResult` to and from a `PlacementFile` (a lockfile or a stored decision), which stores plans as node ranges."""
+"""Lockfiles and stored decisions: a `PlacementFile` with the record of a search, whose plans are ranges of nodes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from xrt.errors import DeviceError, LockError, OptionError, PlacementFileError, 
 from xrt.formats.placement_file import (
     MOST_CANDIDATES,
     Baseline,
-    CandidateRecord,
     DeclinedNodes,
     NodeRange,
+    NodeRanges,
     PlacementFile,
     SearchRecord,
     read_placement,
@@ -32,16 +32,7 @@ from xrt.graph.device_names import normalize_device
 from xrt.partition.partitioner import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
 from xrt.partition.support_matrix import SupportMatrix
 from xrt.passes.quantize.form import make_planned_function
-from xrt.placement.result import (
-    FIGURES,
-    CandidateComparison,
-    CandidateResult,
-    PlacementRequest,
-    TuningResult,
-    describe_candidate,
-    unwrap,
-    update_reasons,
-)
+from xrt.placement.result import PlacementRequest, TuningResult, describe_plan, unwrap, update_reasons
 from xrt.runtime import on_device
 
 if TYPE_CHECKING:
@@ -52,7 +43,6 @@ if TYPE_CHECKING:
 
 Ingredients: TypeAlias = tuple[tuple[str, str], ...]
 """(name, value) entries of the key under which a decision is stored."""
-MAX_LOCKED_CANDIDATES = 16
 DEVICE_OF = "device of "
 """Prefix of the names of options that record the device of an engine, if it is not the module's. The engine's spec follows."""
 MAX_NAME_CHARACTERS = 400
@@ -81,6 +71,8 @@ def create_lock(
     # A check also runs the baseline plan, and compares the versions of its engines.
     if baseline is not None:
         used.update(node_range.engine for node_range in baseline.ranges)
+    record: SearchRecord[NodeRanges] = _fit_to_file(tuned.record).map_plans(lambda plan: ())
+    candidates = tuple(candidate.replace(regions=()).rounded() for candidate in record.candidates)
     return PlacementFile(
         writer=__version__,
         date=(now or datetime.now(UTC)).strftime("%Y-%m-%d"),
@@ -89,11 +81,23 @@ def create_lock(
         engines={engine.spec: engine.version() for engine in unwrap(request.engines) if engine.spec in used},
         machine=machine,
         options=options,
-        plan=list_node_ranges(plan, make_planned_function(function, tuned.precision)),
-        candidates=tuple(record.rounded() for record in list_candidate_records(tuned.race)[:MAX_LOCKED_CANDIDATES]),
+        plan=list_node_ranges(plan, make_planned_function(function, record.precision)),
+        search=record.replace(candidates=candidates).rounded(),
         baseline=None if baseline is None else baseline.rounded(),
         values=values,
-        precision=tuned.precision,
+    )
+
+
+MAX_TEXT_CHARACTERS = 2000
+
+
+def _fit_to_file(record: SearchRecord[Plan]) -> SearchRecord[Plan]:
+    """Cut what exceeds the limits of a file, such as a note that is a page of a library's error."""
+    candidates = record.candidates[:MOST_CANDIDATES]
+    return record.replace(
+        candidates=tuple(candidate.replace(note=candidate.note[:MAX_TEXT_CHARACTERS]) for candidate in candidates),
+        notes=tuple(note[:MAX_TEXT_CHARACTERS] for note in record.notes),
+        unmeasured={spec: reason[:MAX_TEXT_CHARACTERS] for spec, reason in record.unmeasured.items()},
     )
 
 
@@ -117,7 +121,7 @@ def read_shapes(lock: PlacementFile, function: Function) -> dict[str, tuple[int,
 _STATIC_TYPE = re.compile(r"\w+\[((?:\d{1,18}(?:,\d{1,18})*)?)\]", re.ASCII)
 
 
-def list_node_ranges(plan: Plan, function: Function) -> tuple[NodeRange, ...]:
+def list_node_ranges(plan: Plan, function: Function) -> NodeRanges:
     """Convert a plan to node ranges, each of consecutive nodes of ``function`` in one region."""
     assignment, region_numbers = map_nodes_to_engines(plan), map_nodes_to_regions(plan)
     ranges, position = [], 0
@@ -129,19 +133,6 @@ def list_node_ranges(plan: Plan, function: Function) -> tuple[NodeRange, ...]:
         ranges.append(NodeRange(region, assignment[names[0]], position, len(names), first, last))
         position += len(names)
     return tuple(ranges)
-
-
-def list_candidate_records(race: CandidateComparison, function: Function | None = None) -> tuple[CandidateRecord, ...]:
-    """Convert the candidates of a race to records. With ``function``, the one that they place, the records have the regions."""
-    records = []
-    for index, contender in enumerate(race.contenders):
-        figures = {name: getattr(contender, name) for name in FIGURES}
-        figures["note"] = contender.note[:1000]
-        record = CandidateRecord(contender.title, is_baseline=index == race.baseline, **figures)
-        if function is not None:
-            record = record.replace(regions=contender.regions, ranges=list_node_ranges(contender.plan, function))
-        records.append(record)
-    return tuple(records)
 
 
 def plan_from_ranges(ranges: Sequence[NodeRange], request: PlacementRequest) -> Plan:
@@ -253,9 +244,6 @@ def _describe_setting(request: PlacementRequest, specs: Set[str]) -> tuple[dict[
     return machine, {**options, "clustering": str(request.clustering)}
 
 
-MAX_TEXT_CHARACTERS = 2000
-
-
 def make_decision_key(request: PlacementRequest, ingredients: Ingredients | None = ()) -> Signature | None:
     """Make the key under which a decision is stored; None if it must not be stored.
 
@@ -306,52 +294,41 @@ def load_decision(request: PlacementRequest, store: CostStore, ingredients: Ingr
     except XRTError as error:
         store.store.report_problem(f"a decision cannot be used: {error}")
         return None
-    return result if result.is_explicit or result.budget >= request.budget else None
+    return result if result.record.is_explicit or result.record.budget >= request.budget else None
 
 
 def store_decision(
     tuned: TuningResult, request: PlacementRequest, store: CostStore, ingredients: Ingredients | None = ()
 ) -> None:
     """Store a decision for later processes, if a plan won and the search was not interrupted."""
-    if tuned.how == "measured" and tuned.race.winner is not None:
+    if tuned.how == "measured" and tuned.record.winner is not None:
         store.store_decision(make_decision_key(request, ingredients), make_decision(tuned, request))
 
 
 def mark_checked(request: PlacementRequest, store: CostStore, ingredients: Ingredients | None = ()) -> None:
     key = make_decision_key(request, ingredients)
     document = store.read_decision(key)
-    if document is not None and document.search is not None:
+    if document is not None:
         store.store_decision(key, document.replace(search=document.search.replace(is_checked=True)))
 
 
-SEARCH_FACTS = ("budget", "spent", "is_provisional", "is_explicit", "is_checked")
-"""The fields that a TuningResult and the record of its search have in common."""
-
-
 def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFile:
-    """Convert the result of a search to a decision, which `read_decision` reads. Nodes are identified by position, not by name.
+    """Make the stored decision of a search, which `read_decision` reads. Nodes are identified by position, not by name.
 
     Only the engines of the chosen plan are recorded. With an error budget, only the chosen candidate is recorded, because the
     other candidates place other quantized forms of the model.
     """
-    race, engines = tuned.race, tuned.queried or request.engines
-    request = make_planned_request(request, tuned.precision, tuned.reduced_engines)
-    if tuned.precision is not None:
-        engines, race = request.engines, replace(race, contenders=race.contenders[:1], baseline=None)
+    record, engines = _fit_to_file(tuned.record), tuned.queried or request.engines
+    request = make_planned_request(request, record.precision, tuned.reduced_engines)
+    if record.precision is not None:
+        engines, record = request.engines, record.replace(candidates=record.candidates[:1])
     used = [engine for engine in engines if engine.spec in tuned.plan.engines]
     specs = {engine.spec for engine in used}
     return PlacementFile(
         writer=__version__,
         engines={engine.spec: _get_version(engine) for engine in unwrap(request.engines) if engine.spec in specs},
-        candidates=list_candidate_records(race, request.function)[:MOST_CANDIDATES],
-        precision=tuned.precision,
-        search=SearchRecord(
-            rounds=race.rounds,
-            notes=tuple(note[:MAX_TEXT_CHARACTERS] for note in tuned.notes),
-            unmeasured={spec: reason[:MAX_TEXT_CHARACTERS] for spec, reason in tuned.unmeasured.items()},
-            declined=_list_declined(request, used),
-            **{name: getattr(tuned, name) for name in SEARCH_FACTS},
-        ),
+        search=record.map_plans(lambda plan: list_node_ranges(plan, request.function)),
+        declined=_list_declined(request, used),
     )
 
 
@@ -379,59 +356,39 @@ def _list_declined(request: PlacementRequest, engines: list[GraphCompiler]) -> t
 
 
 def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningResult:
-    """Convert a decision back to the result of a search.
+    """Rebuild the result of a search from its stored decision.
 
     Raises PlacementFileError if the document is not a decision or does not fit the request; CalibrationError or OptionError if
     its precision does not fit.
     """
-    search, precision, records = document.search, document.precision, document.candidates
-    if search is None:
-        raise PlacementFileError("it has no section 'search', so it is not a decision")
+    search, precision = document.search, document.search.precision
     reduced_engines: tuple[GraphCompiler, ...] = ()
     if precision is not None:
-        node_ranges = chain.from_iterable(record.ranges for record in records)
+        node_ranges = chain.from_iterable(candidate.plan for candidate in search.candidates)
         reduced_engines = create_reduced_engines([node_range.engine for node_range in node_ranges], request)
     request = make_planned_request(request, precision, reduced_engines)
-    request = _replace_engines(request, _restore_engines(document, search, request))
-    unmeasured = FrozenDict(search.unmeasured)
-    candidates = tuple(
-        _make_candidate(record, update_reasons(plan_from_ranges(record.ranges, request), unmeasured)) for record in records
-    )
-    baseline = next((index for index, record in enumerate(records) if record.is_baseline), None)
-    race = CandidateComparison(candidates, search.rounds, baseline)
-    if race.winner is None:
-        raise PlacementFileError("candidates: none has won, so it is not a decision", position="candidates")
-    return TuningResult(
-        race.winner.plan,
-        race=race,
-        how="remembered",
-        notes=search.notes,
-        unmeasured=unmeasured,
-        queried=request.engines,
-        precision=precision,
-        reduced_engines=reduced_engines,
-        **{name: getattr(search, name) for name in SEARCH_FACTS},
-    )
+    request = _replace_engines(request, _restore_engines(document, request))
+    record = search.map_plans(lambda ranges: update_reasons(plan_from_ranges(ranges, request), search.unmeasured))
+    if record.winner is None:
+        raise PlacementFileError("search.candidates: none has won, so it is not a decision", position="search.candidates")
+    plan, engines = record.winner.plan, request.engines
+    return TuningResult(plan, record, "remembered", queried=engines, reduced_engines=reduced_engines)
 
 
 def read_locked_result(lock: PlacementFile, request: PlacementRequest) -> TuningResult:
-    """Convert a lock to a result: its plan, with the recorded times of the winner; the other candidates become notes.
+    """Make the result of a lock: its plan, with the recorded times of the winner; the other candidates become notes.
 
     Raises LockError if the plan does not fit the request, CalibrationError or OptionError if the precision does not.
     """
-    request = make_planned_request(request, lock.precision, ())
+    request = make_planned_request(request, lock.search.precision, ())
     if request.implicit not in {node_range.engine for node_range in lock.plan}:
         request = _replace_engines(request, [engine for engine in request.engines if engine.spec != request.implicit])
     plan = plan_from_ranges(lock.plan, request)
-    winner = next((record for record in lock.candidates if record.verdict == "won"), CandidateRecord("", "won"))
-    race = CandidateComparison((_make_candidate(winner, plan),), baseline=0 if winner.is_baseline else None)
-    others = (record for record in lock.candidates if record.verdict != "won")
-    notes = tuple(describe_candidate(record, record.plan, is_baseline=record.is_baseline) for record in others)
-    return TuningResult(plan, race=race, how="locked", notes=notes, precision=lock.precision)
-
-
-def _make_candidate(record: CandidateRecord, plan: Plan) -> CandidateResult:
-    return CandidateResult(plan, regions=record.regions, **{name: getattr(record, name) for name in FIGURES})
+    record = lock.search
+    won = tuple(candidate.replace(title=describe_plan(plan)) for candidate in record.candidates if candidate.verdict == "won")
+    others = (str(candidate) for candidate in record.candidates if candidate.verdict != "won")
+    record = record.replace(candidates=won, notes=(*others, *record.notes))
+    return TuningResult(plan, record.map_plans(lambda ranges: plan), "locked")
 
 
 def _replace_engines(request: PlacementRequest, engines: Sequence[GraphCompiler]) -> PlacementRequest:
@@ -440,15 +397,13 @@ def _replace_engines(request: PlacementRequest, engines: Sequence[GraphCompiler]
     return replace(request, engines=tuple(engines), implicit=implicit)
 
 
-def _restore_engines(document: PlacementFile, search: SearchRecord, request: PlacementRequest) -> tuple[GraphCompiler, ...]:
+def _restore_engines(document: PlacementFile, request: PlacementRequest) -> tuple[GraphCompiler, ...]:
     """Restore the engines of a decision as proxies that repeat the recorded support, so that no library is imported."""
     names, specs = [node.name for node in request.function.nodes], {engine.spec for engine in request.engines}
     declined: dict[str, dict[str, str]] = {spec: {} for spec in document.engines if spec in specs}
-    for row in search.declined:
+    for row in document.declined:
         if row.engine not in declined or max(row.nodes, default=0) >= len(names):
-            raise PlacementFileError(
-                "search.declined: an engine or a node is not part of the request", position="search.declined"
-            )
+            raise PlacementFileError("declined: an engine or a node is not part of the request", position="declined")
         declined[row.engine].update((names[position], row.reason) for position in row.nodes)
     if not declined:
         raise PlacementFileError("engines: none of them is part of the request", position="engines")

@@ -7,19 +7,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from xrt.formats.placement_file import VERDICTS
 from xrt.html import views
 from xrt.measure.statistics import Interval
 from xrt.partition.plan import describe_plan
 from xrt.placement import predict_cost
-from xrt.placement.result import VERDICTS
 from xrt.placement.search import format_seconds
 
 if TYPE_CHECKING:
-    from xrt.formats.placement_file import AttemptRecord, PrecisionRecord
+    from xrt.formats.placement_file import AttemptRecord, CandidateRecord, PrecisionRecord
     from xrt.graph import Function
     from xrt.partition import Plan
     from xrt.partition.cost_table import CostTable
-    from xrt.placement.result import CandidateResult, TuningResult
+    from xrt.placement.result import TuningResult
     from xrt.placement.search import RegionPrediction
 
 MAX_LISTED_REGIONS = 8
@@ -51,7 +51,7 @@ class CostReport:
 
 def make_report(plan: Plan, tuned: TuningResult, function: Function, table: CostTable) -> CostReport:
     """Report the costs of ``plan`` by region; if ``table`` is empty, only its time in the race of ``tuned``."""
-    winner = tuned.race.winner
+    winner = tuned.record.winner
     # The time in a lock was measured elsewhere.
     seconds = winner.seconds if winner and tuned.how != "locked" else None
     if not table.regions:
@@ -181,37 +181,38 @@ def render_tuning_page(tuned: TuningResult, model: str) -> str:
 
 def _describe_result(tuned: TuningResult) -> dict[str, Any]:
     """Make the template's data for a result: candidates as bars and as a table, the precision, and the plan with its times."""
-    race, winner = tuned.race, tuned.race.winner
+    record, winner = tuned.record, tuned.record.winner
     head, *_ = str(tuned).splitlines()
     times = None
     if winner is not None and winner.plan == tuned.plan and len(winner.regions) == len(tuned.plan.launches) and winner.seconds:
-        times = views.MeanCall(race.rounds, winner.seconds, winner.regions)
+        times = views.MeanCall(record.rounds, winner.seconds, winner.regions)
     return {
         "title": f"{head[:1].upper()}{head[1:]}",
         "tuned": tuned,
-        "bars": views.make_bars([_make_bar(result) for result in race.contenders if result.seconds]),
-        "candidates": [_describe_candidate(result, index == race.baseline) for index, result in enumerate(race.contenders)],
-        **describe_errors(tuned.precision),
+        "bars": views.make_bars([_make_bar(candidate) for candidate in record.candidates if candidate.seconds]),
+        "candidates": list(map(_describe_candidate, record.candidates)),
+        **describe_errors(record.precision),
         **describe_plan(tuned.plan, tuned.plan.reasons, times),
     }
 
 
-def _make_bar(result: CandidateResult) -> views.Bar:
-    interval = None if result.low is None or result.high is None else Interval(result.low, result.high)
-    verdict = VERDICTS[result.verdict]
-    return views.Bar(result.title, verdict, verdict, result.seconds or 0.0, interval, result.note)
+def _make_bar(candidate: CandidateRecord[Plan]) -> views.Bar:
+    interval = None if candidate.low is None or candidate.high is None else Interval(candidate.low, candidate.high)
+    verdict = VERDICTS[candidate.verdict]
+    return views.Bar(candidate.title, verdict, verdict, candidate.seconds or 0.0, interval, candidate.note)
 
 
-def _describe_candidate(result: CandidateResult, is_baseline: bool) -> tuple[object, ...]:
-    notes = ["the best single engine"] if is_baseline else []
-    if result.note:
-        notes.append(result.note)
-    verdict = VERDICTS[result.verdict]
-    ratio = views.format_ratio_interval(result.ratio_interval)
-    if result.ratio is not None and result.ratio_interval is None:  # too few rounds for an interval
-        ratio = views.format_ratio(result.ratio)
-    took = "" if result.seconds is None else views.format_seconds(result.seconds)
-    return result.title, {"text": verdict, "verdict": verdict}, len(result.plan.launches), took, ratio, "; ".join(notes)
+def _describe_candidate(candidate: CandidateRecord[Plan]) -> tuple[object, ...]:
+    notes = ["the best single engine"] if candidate.is_baseline else []
+    if candidate.note:
+        notes.append(candidate.note)
+    verdict = VERDICTS[candidate.verdict]
+    ratio = views.format_ratio_interval(candidate.ratio_interval)
+    if candidate.ratio is not None and candidate.ratio_interval is None:  # too few rounds for an interval
+        ratio = views.format_ratio(candidate.ratio)
+    took = "" if candidate.seconds is None else views.format_seconds(candidate.seconds)
+    regions = len(candidate.plan.launches)
+    return candidate.title, {"text": verdict, "verdict": verdict}, regions, took, ratio, "; ".join(notes)
 
 
 MAX_COST_ROWS = 12

@@ -9,7 +9,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from xrt.graph import FrozenDict, Function
-from xrt.measure.statistics import RatioInterval
 from xrt.partition import ClusteringOptions
 from xrt.partition.cost_table import CostTable
 from xrt.partition.partitioner import MEASURED_REASON
@@ -19,7 +18,7 @@ from xrt.worker.isolated_engine import IsolatedEngine
 
 if TYPE_CHECKING:
     from xrt.engines import CompileContext, GraphCompiler
-    from xrt.formats.placement_file import CandidateRecord, PrecisionRecord, SelectionOutcome
+    from xrt.formats.placement_file import CandidateRecord, PrecisionRecord, SearchRecord
     from xrt.partition import Plan, Reason
 
 Origin: TypeAlias = Literal["measured", "interrupted", "remembered", "locked", "priority"]
@@ -27,95 +26,9 @@ Origin: TypeAlias = Literal["measured", "interrupted", "remembered", "locked", "
 ``remembered``: in an earlier process; ``locked``: by a lockfile; ``priority``: by list order, without measurements."""
 NOT_MEASURED = "not measured: "
 """Prefix of the reason why a node is not on an engine that was not measured."""
-VERDICTS = {
-    "won": "chosen",
-    "tie": "tie",
-    "lost": "slower",
-    "late": "not compared",
-    "wrong": "wrong",
-    "failed": "failed",
-}
 LATE_PREFIX = "not measured in time:"
 MAX_LISTED_REGIONS = 5
 """If a plan has more regions, its title counts the regions by engine instead of listing them in execution order."""
-
-
-@dataclass(frozen=True, slots=True)
-class CandidateResult:
-    plan: Plan
-    verdict: SelectionOutcome
-    """``won``: the chosen plan; ``tie``: not distinguishable, within the noise, from the chosen plan or from the baseline;
-    ``late``: not compared in time; ``wrong``: differs from the reference; ``failed``: did not compile or run."""
-    seconds: float | None = None
-    """Median seconds per call over the rounds; for a plan that did not run, the measured seconds of its only region."""
-    low: float | None = None
-    high: float | None = None
-    """Ends of the 95 % interval of ``seconds``."""
-    ratio: float | None = None
-    """Median ratio of its time to the baseline's; below 1 is faster. None if it did not run."""
-    ratio_low: float | None = None
-    ratio_high: float | None = None
-    note: str = ""
-    regions: tuple[float, ...] = ()
-    """Seconds of each launch during a call, in the plan's order; empty if not profiled."""
-
-    @property
-    def title(self) -> str:
-        return describe_plan(self.plan)
-
-    @property
-    def ratio_interval(self) -> RatioInterval | None:
-        """The ratio with its interval; None if the plan did not run, or ran in too few rounds for an interval."""
-        if self.ratio is None or self.ratio_low is None or self.ratio_high is None:
-            return None
-        return RatioInterval(self.ratio, self.ratio_low, self.ratio_high)
-
-    @property
-    def is_single(self) -> bool:
-        return len({launch.engine for launch in self.plan.launches}) <= 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain data. The plan is described by its title, and by the name, engine and nodes of each region."""
-        regions = [{"name": x.name, "engine": x.engine, "nodes": list(x.nodes)} for x in self.plan.launches]
-        figures = {name: getattr(self, name) for name in FIGURES}
-        return {"title": self.title, **figures, "seconds_of_regions": list(self.regions), "plan": regions}
-
-    def __str__(self) -> str:
-        return describe_candidate(self, self.title)
-
-
-def describe_candidate(candidate: CandidateResult | CandidateRecord, title: str, *, is_baseline: bool = False) -> str:
-    """Format a candidate as one line: verdict, ``title``, time, and the ratio to the baseline unless it is the baseline."""
-    parts = [f"{VERDICTS[candidate.verdict]}: {title}"]
-    if candidate.seconds is not None:
-        parts.append(_format_time(candidate.seconds))
-    if is_baseline:
-        parts.append("the best single engine")
-    elif None not in (candidate.ratio, candidate.ratio_low, candidate.ratio_high):
-        parts.append(f"{candidate.ratio:.3f} ({candidate.ratio_low:.3f} to {candidate.ratio_high:.3f}) of the best single engine")
-    elif candidate.ratio is not None:
-        parts.append(f"{candidate.ratio:.3f} of the best single engine, in too few rounds for an interval")
-    if candidate.note:
-        parts.append(candidate.note)
-    return ", ".join(parts)
-
-
-FIGURES = ("verdict", "seconds", "low", "high", "ratio", "ratio_low", "ratio_high", "note")
-"""The fields that a CandidateResult and its record in a file have in common."""
-
-
-@dataclass(frozen=True, slots=True)
-class CandidateComparison:
-    """The candidates, best first."""
-
-    contenders: tuple[CandidateResult, ...] = ()
-    rounds: int = 0
-    baseline: int | None = None
-    """Index in `contenders` of the plan that ratios refer to: the fastest single-engine plan, else the plan by priority."""
-
-    @property
-    def winner(self) -> CandidateResult | None:
-        return next((contender for contender in self.contenders if contender.verdict == "won"), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,25 +36,30 @@ class TuningResult:
     """The plan that a search, a lockfile or the priority order has chosen, with all candidates. Prints as text."""
 
     plan: Plan
-    table: CostTable = CostTable()
-    race: CandidateComparison = CandidateComparison()
+    record: SearchRecord[Plan]
+    """The facts of the search, which a stored decision and a lockfile hold too."""
     how: Origin = "measured"
-    budget: float = 0.0
-    """Seconds allowed for the search."""
-    spent: float = 0.0
     measurements: int = 0
-    notes: tuple[str, ...] = ()
-    unmeasured: Mapping[str, str] = FrozenDict()
-    """Why the whole model was not measured on an engine, by spec of the engine."""
-    is_provisional: bool = False
-    is_explicit: bool = False
-    """Whether the user requested the search. Its decision is then used by modules with a larger budget too."""
-    is_checked: bool = True
-    """Whether the plan's results were compared with the reference. If not, a module compares the results of its first call."""
+    """Number of regions that were measured for this result; 0 if it was stored."""
+    table: CostTable = CostTable()
     queried: tuple[GraphCompiler, ...] = field(default=(), compare=False, repr=False)
     """The engines as proxies that repeat the recorded support; empty if no engine was queried."""
-    precision: PrecisionRecord | None = None
     reduced_engines: tuple[GraphCompiler, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.record.notes
+
+    @property
+    def unmeasured(self) -> Mapping[str, str]:
+        return self.record.unmeasured
+
+    @property
+    def precision(self) -> PrecisionRecord | None:
+        return self.record.precision
+
+    def with_record(self, **changes: Any) -> TuningResult:
+        return replace(self, record=self.record.replace(**changes))
 
     @property
     def short_remarks(self) -> tuple[str, ...]:
@@ -153,29 +71,33 @@ class TuningResult:
         """Lines below the candidates: whether the result is provisional, which engines were not measured and why, and notes."""
         from xrt.html.views import format_count  # a plain call has no search, and loads no views
 
-        remarks = []
-        if self.is_provisional:
-            remedy = "the search was interrupted" if self.how == "interrupted" else suggest_budget(self.budget)
-            remarks.append(f"provisional: {format_count(self.race.rounds, 'round')} cannot tell plans apart; {remedy}")
+        record, remarks = self.record, []
+        if record.is_provisional:
+            remedy = "the search was interrupted" if self.how == "interrupted" else suggest_budget(record.budget)
+            remarks.append(f"provisional: {format_count(record.rounds, 'round')} cannot tell plans apart; {remedy}")
         # Engines that a larger budget would measure share a line.
-        late = [spec for spec, reason in self.unmeasured.items() if "budget ended" in reason]
+        late = [spec for spec, reason in record.unmeasured.items() if "budget ended" in reason]
         if late:
             remarks.append(f"{LATE_PREFIX} {', '.join(late)}")
-        remarks += [f"not measured on {spec}: {reason}" for spec, reason in self.unmeasured.items() if spec not in late]
-        if not self.is_checked:
+        remarks += [f"not measured on {spec}: {reason}" for spec, reason in record.unmeasured.items() if spec not in late]
+        if not record.is_checked:
             remarks.append("no result was compared with the reference by the search; the first call is")
-        return (*remarks, *self.notes)
+        return (*remarks, *record.notes)
 
     def to_dict(self) -> dict[str, Any]:
-        names = ("how", "budget", "spent", "measurements", "notes", "is_provisional")
-        facts = {name: getattr(self, name) for name in names} | {"unmeasured": dict(self.unmeasured)}
-        race = {
-            "rounds": self.race.rounds,
-            "baseline": self.race.baseline,
-            "contenders": [c.to_dict() for c in self.race.contenders],
+        record = self.record
+        facts = {name: getattr(record, name) for name in ("budget", "spent", "rounds", "notes", "is_provisional")}
+        baseline = next((index for index, candidate in enumerate(record.candidates) if candidate.is_baseline), None)
+        return {
+            "chosen": describe_plan(self.plan),
+            "how": self.how,
+            "measurements": self.measurements,
+            **facts,
+            "unmeasured": dict(record.unmeasured),
+            "baseline": baseline,
+            "contenders": [_list_candidate_facts(candidate) for candidate in record.candidates],
+            **({"precision": record.precision.to_dict()} if record.precision is not None else {}),
         }
-        precision = {"precision": self.precision.to_dict()} if self.precision is not None else {}
-        return {"chosen": describe_plan(self.plan), **facts, **race, **precision}
 
     def _repr_html_(self) -> str:
         from xrt.placement.report import render_tuning_result  # only for notebooks
@@ -184,6 +106,14 @@ class TuningResult:
 
     def __str__(self) -> str:
         return "\n".join(_format_lines(self))
+
+
+def _list_candidate_facts(candidate: CandidateRecord[Plan]) -> dict[str, Any]:
+    """Convert to plain data. The plan becomes the name, engine and nodes of each region."""
+    regions = [{"name": x.name, "engine": x.engine, "nodes": list(x.nodes)} for x in candidate.plan.launches]
+    facts = candidate.replace(plan=regions).to_dict()
+    facts["seconds_of_regions"] = facts.pop("regions")
+    return facts
 
 
 _ORIGIN_TEXTS = {
@@ -198,18 +128,18 @@ _ORIGIN_TEXTS = {
 def _format_lines(tuned: TuningResult) -> Iterator[str]:
     from xrt.html.views import format_count
 
+    record = tuned.record
     yield f"{_ORIGIN_TEXTS[tuned.how]}: {describe_plan(tuned.plan)}"
     if tuned.how in ("measured", "interrupted"):
-        spent = f"{tuned.spent:.1f} of {tuned.budget:g} s"
-        rounds = format_count(tuned.race.rounds, "round")
+        spent = f"{record.spent:.1f} of {record.budget:g} s"
+        rounds = format_count(record.rounds, "round")
         yield f"  {format_count(tuned.measurements, 'measurement')} of regions, {rounds}, {spent}"
-    for index, contender in enumerate(tuned.race.contenders):
-        yield f"  {describe_candidate(contender, contender.title, is_baseline=index == tuned.race.baseline)}"
+    yield from (f"  {candidate}" for candidate in record.candidates)
     yield from (f"  {remark}" for remark in tuned.remarks)
-    if tuned.precision is not None:
+    if record.precision is not None:
         from xrt.placement.report import describe_precision  # only with an error budget
 
-        yield from (f"  {line}" for line in describe_precision(tuned.precision))
+        yield from (f"  {line}" for line in describe_precision(record.precision))
 
 
 def suggest_budget(budget: float) -> str:
@@ -250,10 +180,6 @@ def describe_plan(plan: Plan) -> str:
     return " + ".join(spec if count == 1 else f"{spec} ({count} regions)" for spec, count in counts)
 
 
-def _format_time(seconds: float) -> str:
-    return f"{1e3 * seconds:.4g} ms"
-
-
 @dataclass(frozen=True, slots=True)
 class Progress:
     stage: str
@@ -265,7 +191,7 @@ class Progress:
 
     @property
     def text(self) -> str:
-        best = f"; best so far: {self.best}, {_format_time(self.seconds)}" if self.seconds is not None else ""
+        best = f"; best so far: {self.best}, {1e3 * self.seconds:.4g} ms" if self.seconds is not None else ""
         return f"{self.stage}{best}"
 
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from xrt.engines.contract.proxy import load_engine
 from xrt.errors import CalibrationError, CompileRefused, XRTError
-from xrt.formats.placement_file import ExactNodeRecord, PrecisionRecord, RegionPrecision
+from xrt.formats.placement_file import ExactNodeRecord, PrecisionRecord, RegionPrecision, SearchRecord
 from xrt.html.views import format_count
 from xrt.placement.profiler import find_first_random_node
 from xrt.placement.race import Entrant, StoppingRule, run_interleaved, select_winner
 from xrt.placement.report import format_error
-from xrt.placement.result import CandidateComparison, Progress, TuningResult
+from xrt.placement.result import Progress, TuningResult
 from xrt.precision.budget import PrecisionOptions
 from xrt.precision.search import Attempt, CandidateSearch, Workbench
 from xrt.worker.isolated_engine import IsolatedEngine
@@ -24,6 +24,7 @@ from xrt.worker.isolated_engine import IsolatedEngine
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
     from xrt.engines import GraphCompiler
+    from xrt.partition import Plan
     from xrt.placement.autotune import ProgressCallback
     from xrt.placement.result import Origin, PlacementRequest
 
@@ -81,7 +82,7 @@ class _SearchRun:
     def run(self) -> TuningResult:
         """Search for plans within the error budget, then race the fastest ones with the exact plan."""
         if reason := self._why_not_reduced():
-            return self._make_result(None, CandidateComparison(), [reason])
+            return self._make_result(None, SearchRecord(), [reason])
         if len(self.validate) < 2:
             raise CalibrationError(
                 f"an error budget needs a confidence interval, and validate= has {len(self.validate)} examples of this size; "
@@ -127,7 +128,7 @@ class _SearchRun:
     def _report(self, text: str) -> None:
         self.progress(Progress(text, "", None, time.perf_counter() - self.start_time, self.seconds))
 
-    def _race(self, attempts: Sequence[Attempt]) -> CandidateComparison:
+    def _race(self, attempts: Sequence[Attempt]) -> SearchRecord[Plan]:
         """Time the plans in interleaved rounds and set their outcomes. The exact plan wins unless another is clearly faster."""
         values = list(self.validate.items[0].values)
         entrants = []
@@ -146,20 +147,20 @@ class _SearchRun:
                 entrant.profile(values)
         race = select_winner(entrants, [], rounds, RACE_RULES.least, prefers_simple=False)
         by_plan = {id(attempt.plan): attempt for attempt in attempts}
-        contenders = []
-        for contender in race.contenders:
-            attempt = by_plan[id(contender.plan)]
-            if contender.seconds is None:
-                attempt.note = contender.note
+        candidates = []
+        for candidate in race.candidates:
+            attempt = by_plan[id(candidate.plan)]
+            if candidate.seconds is None:
+                attempt.note = candidate.note
             else:
-                attempt.outcome, attempt.seconds = contender.verdict, contender.seconds
+                attempt.outcome, attempt.seconds = candidate.verdict, candidate.seconds
             note = attempt.precision
             if attempt is not self.exact_attempt:
                 note += f", error {format_error(attempt.error.error, self.options.budget.name)}"
-            contenders.append(replace(contender, note=f"{note}; {contender.note}" if contender.note else note))
-        return replace(race, contenders=tuple(contenders))
+            candidates.append(candidate.replace(note=f"{note}; {candidate.note}" if candidate.note else note))
+        return race.replace(candidates=tuple(candidates))
 
-    def _make_result(self, search: CandidateSearch | None, race: CandidateComparison, notes: Sequence[str]) -> TuningResult:
+    def _make_result(self, search: CandidateSearch | None, race: SearchRecord[Plan], notes: Sequence[str]) -> TuningResult:
         """Make the result from the winner of ``race``; without a winner, from the exact plan. ``search`` is None if none ran."""
         winner, rounds = race.winner, race.rounds
         how: Origin = "measured"
@@ -169,12 +170,12 @@ class _SearchRun:
             chosen = next(attempt for attempt in attempts if attempt.plan is winner.plan)
         if chosen is self.exact_attempt:
             chosen.outcome = "won"
-            if chosen.seconds is None and self.exact.race.winner is not None:
-                chosen.seconds = self.exact.race.winner.seconds
+            if chosen.seconds is None and self.exact.record.winner is not None:
+                chosen.seconds = self.exact.record.winner.seconds
             # Even if the exact plan was loaded from the cache, its comparison with plans of reduced precision was measured now.
             how = "measured" if self.exact.how == "remembered" else self.exact.how
-            if winner is None or len(race.contenders) == 1:
-                race = self.exact.race
+            if winner is None or len(race.candidates) == 1:
+                race = self.exact.record
         summary = chosen.to_record()
         record = PrecisionRecord(
             measure=self.options.budget.name,
@@ -199,19 +200,17 @@ class _SearchRun:
             form_fields = {"form": form.kind, "reduce_range": form.reduce_range, "table": form.table, "balance": form.balance}
             record = record.replace(is_quantized=True, **form_fields)
         # A provisional decision is measured again when there is more time, which may find a faster plan.
-        is_provisional = chosen is self.exact_attempt and self.exact.is_provisional
+        is_provisional = chosen is self.exact_attempt and self.exact.record.is_provisional
         if search is not None and (search.is_cut_off or winner is None or rounds < RACE_RULES.least):
             is_provisional = True
-        return replace(
-            self.exact,
-            plan=chosen.plan,
+        result = replace(self.exact, plan=chosen.plan, how=how, reduced_engines=chosen.engines)
+        return result.with_record(
+            candidates=race.candidates,
+            rounds=race.rounds,
             budget=self.request.budget,
-            spent=self.exact.spent + time.perf_counter() - self.start_time,
-            race=race,
-            how=how,
-            precision=record,
-            reduced_engines=chosen.engines,
+            spent=self.exact.record.spent + time.perf_counter() - self.start_time,
             is_provisional=is_provisional,
+            precision=record,
         )
 
 
@@ -221,16 +220,16 @@ def sort_engines(request: PlacementRequest, exact: TuningResult) -> list[GraphCo
     Engines that were late, wrong or failed on the whole model are left out, unless the exact plan uses them or they are implicit.
     Isolated engines are left out because plans are compiled in this process.
     """
-    whole_model_results = {x.plan.launches[0].engine: x for x in exact.race.contenders if x.is_single and x.plan.launches}
+    candidates = {candidate.plan.used_engines: candidate for candidate in exact.record.candidates}
     used = exact.plan.used_engines
     ranked: list[tuple[bool, float, GraphCompiler]] = []
     for engine in request.engines:
-        result = whole_model_results.get(engine.spec)
+        candidate = candidates.get((engine.spec,))
         is_implicit = engine.spec == request.implicit
-        is_bad = result is not None and result.verdict in ("late", "wrong", "failed")
+        is_bad = candidate is not None and candidate.verdict in ("late", "wrong", "failed")
         if isinstance(engine, IsolatedEngine) or (is_bad and engine.spec not in used and not is_implicit):
             continue
-        seconds = math.inf if result is None or result.seconds is None else result.seconds
+        seconds = math.inf if candidate is None or candidate.seconds is None else candidate.seconds
         ranked.append((is_implicit, seconds, engine))
     ranked.sort(key=lambda entry: entry[:2])
     return [load_engine(engine) for _, _, engine in ranked]
