@@ -23,7 +23,7 @@ from xrt.measure.statistics import RatioInterval
 
 __all__ = ["PlacementFile", "PrecisionRecord", "ServingConfiguration", "dumps", "loads", "read_placement", "write_placement"]
 
-MAX_TEXT_LENGTH = 4000  # characters of a name, a version or a note
+MAX_TEXT_LENGTH = 4000  # characters of a name or a version; a note or a reason may be a page of a library's error
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_LENGTH)]
 NonEmptyText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT_LENGTH)]
 Facts: TypeAlias = Mapping[Text, Text]
@@ -103,7 +103,7 @@ class AttemptRecord(Record, frozen=True):
     """Number of nodes that remain in float32 to meet the budget."""
     nodes: tuple[Text, ...] = ()
     """The first of these nodes, largest error first."""
-    note: Text = ""
+    note: str = ""
 
 
 class RegionPrecision(Record, frozen=True):
@@ -141,14 +141,11 @@ class PrecisionRecord(Record, frozen=True, kw_only=True):
     exact_nodes: tuple[ExactNodeRecord, ...] = ()
     regions: tuple[RegionPrecision, ...] = ()
     plans: tuple[AttemptRecord, ...] = ()
-    notes: tuple[Text, ...] = ()
+    notes: tuple[str, ...] = ()
     table: CalibrationTable | None = None
 
     def __str__(self) -> str:
         return f"{self.precision}: {self.measure} error {self.error:.3g} of at most {self.limit:.3g}, on {self.items} examples"
-
-
-MOST_CANDIDATES = 64
 
 
 class NodeRange(Record, frozen=True):
@@ -181,7 +178,7 @@ class CandidateRecord(Record, Generic[P], frozen=True):
     """Median ratio of its time to the baseline's; below 1 is faster. None if it did not run."""
     ratio_low: Number | None = None
     ratio_high: Number | None = None
-    note: Text = ""
+    note: str = ""
     regions: tuple[Number, ...] = ()
     """Seconds of each region during a call, in the plan's order; empty if not profiled, and in a lockfile."""
     is_baseline: bool = False
@@ -216,14 +213,14 @@ class SearchRecord(Record, Generic[P], frozen=True, kw_only=True):
     The result of a search, a stored decision and a lockfile have the same record; only the form of the plans differs.
     """
 
-    candidates: Annotated[tuple[CandidateRecord[P], ...], Meta(max_length=MOST_CANDIDATES)] = ()
+    candidates: tuple[CandidateRecord[P], ...] = ()
     """Best first."""
     rounds: Count = 0
     budget: Number = 0.0
     """Seconds allowed for the search."""
     spent: Number = 0.0
-    notes: tuple[Text, ...] = ()
-    unmeasured: Facts = {}
+    notes: tuple[str, ...] = ()
+    unmeasured: Mapping[Text, str] = {}
     """Why the whole model was not measured on an engine, by spec of the engine."""
     is_provisional: bool = False
     is_explicit: bool = False
@@ -267,7 +264,7 @@ class DeclinedNodes(Record, frozen=True):
     """Nodes that an engine does not support, all for the same reason."""
 
     engine: Text
-    reason: Text
+    reason: str
     nodes: tuple[Count, ...]
     """Positions in the model."""
 
@@ -325,13 +322,13 @@ class ServingCandidate(Record, frozen=True):
     concurrency: PositiveCount
     verdict: Literal["chosen", "within", "over", "declined"] = "declined"
     """``within`` or ``over`` the latency bound; ``declined``: not measured, see ``note``."""
-    plan: Text = ""
+    plan: str = ""
     """The engines of the plan at the batch size."""
     rate: Quantity | None = None
     p50: Quantity | None = None
     p99: Quantity | None = None
     memory: Bytes | None = None
-    note: Text = ""
+    note: str = ""
 
     @property
     def split(self) -> Split:

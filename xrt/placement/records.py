@@ -18,7 +18,6 @@ from xrt.engines.contract import registry
 from xrt.engines.contract.proxy import LazyEngine, RecordedSupportEngine
 from xrt.errors import DeviceError, LockError, OptionError, PlacementFileError, PlanError, XRTError
 from xrt.formats.placement_file import (
-    MOST_CANDIDATES,
     Baseline,
     DeclinedNodes,
     NodeRange,
@@ -71,7 +70,7 @@ def create_lock(
     # A check also runs the baseline plan, and compares the versions of its engines.
     if baseline is not None:
         used.update(node_range.engine for node_range in baseline.ranges)
-    record: SearchRecord[NodeRanges] = _fit_to_file(tuned.record).map_plans(lambda plan: ())
+    record: SearchRecord[NodeRanges] = tuned.record.map_plans(lambda plan: ())
     candidates = tuple(candidate.replace(regions=()).rounded() for candidate in record.candidates)
     return PlacementFile(
         writer=__version__,
@@ -85,19 +84,6 @@ def create_lock(
         search=record.replace(candidates=candidates).rounded(),
         baseline=None if baseline is None else baseline.rounded(),
         values=values,
-    )
-
-
-MAX_TEXT_CHARACTERS = 2000
-
-
-def _fit_to_file(record: SearchRecord[Plan]) -> SearchRecord[Plan]:
-    """Cut what exceeds the limits of a file, such as a note that is a page of a library's error."""
-    candidates = record.candidates[:MOST_CANDIDATES]
-    return record.replace(
-        candidates=tuple(candidate.replace(note=candidate.note[:MAX_TEXT_CHARACTERS]) for candidate in candidates),
-        notes=tuple(note[:MAX_TEXT_CHARACTERS] for note in record.notes),
-        unmeasured={spec: reason[:MAX_TEXT_CHARACTERS] for spec, reason in record.unmeasured.items()},
     )
 
 
@@ -318,7 +304,7 @@ def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFi
     Only the engines of the chosen plan are recorded. With an error budget, only the chosen candidate is recorded, because the
     other candidates place other quantized forms of the model.
     """
-    record, engines = _fit_to_file(tuned.record), tuned.queried or request.engines
+    record, engines = tuned.record, tuned.queried or request.engines
     request = make_planned_request(request, record.precision, tuned.reduced_engines)
     if record.precision is not None:
         engines, record = request.engines, record.replace(candidates=record.candidates[:1])
@@ -351,7 +337,7 @@ def _list_declined(request: PlacementRequest, engines: list[GraphCompiler]) -> t
     for index, engine in enumerate(engines):
         for position in range(len(function.nodes)):
             if (reason := capability.reason(position, index)) is not None:
-                declined.setdefault((engine.spec, reason[:MAX_TEXT_CHARACTERS]), []).append(position)
+                declined.setdefault((engine.spec, reason), []).append(position)
     return tuple(DeclinedNodes(spec, reason, tuple(positions)) for (spec, reason), positions in declined.items())
 
 

@@ -284,7 +284,7 @@ class ThroughputSweep:
                 plan = self.bench.describe_plan(split, batch)
                 for depth in BATCHES_IN_FLIGHT:
                     concurrency = depth * batch * split.instances
-                    self._points.append(ServingCandidate(batch, split.instances, split.threads, concurrency, plan=plan[:4000]))
+                    self._points.append(ServingCandidate(batch, split.instances, split.threads, concurrency, plan=plan))
 
     def _measure(self, until: float) -> None:
         """Measure the points until the clock shows ``until``, at least one; raises the first error if all of them failed."""
@@ -304,7 +304,7 @@ class ThroughputSweep:
                     memory[memory_key] = self.bench.measure_memory(point.split, self._list_sizes(point.batch) or (point.batch,))
             except XRTError as error:  # such as out of memory: keep the other points
                 errors.append(error)
-                self._points[index] = point.replace(note=str(error)[:4000])
+                self._points[index] = point.replace(note=str(error))
                 continue
             verdict = "within" if load.p99 <= self.request.bound else "over"
             measured = point.replace(verdict=verdict, memory=memory[memory_key], rate=load.rate, p50=load.p50, p99=load.p99)

@@ -189,7 +189,7 @@ class _SearchRun:
             high=summary.high,
             worst=summary.worst,
             plans=tuple(attempt.to_record() for attempt in attempts),
-            notes=tuple(dict.fromkeys(note[:1000] for note in notes)),
+            notes=tuple(dict.fromkeys(notes)),
         )
         if search is not None and chosen is not self.exact_attempt:
             record = record.replace(

@@ -102,7 +102,7 @@ class Attempt:
             seconds=self.seconds,
             exact_count=len(self.exact_nodes),
             nodes=tuple(name[:400] for name in self.exact_nodes[:MAX_NAMED_NODES]),  # to keep the record short
-            note=self.note[:1000],
+            note=self.note,
         )
 
 
