@@ -227,6 +227,8 @@ class SearchRecord(Record, Generic[P], frozen=True, kw_only=True):
     """Whether the user requested the search. Its decision is then used by modules with a larger budget too."""
     is_checked: bool = True
     """Whether the plan's results were compared with the reference. If not, a module compares the results of its first call."""
+    sizes: Mapping[Text, Count] = {}
+    """Sizes of the model's symbolic dims at which it was measured."""
     precision: PrecisionRecord | None = None
     """Precision and error of a plan within an error budget; None without a budget."""
 
@@ -423,8 +425,6 @@ class PlacementFile(Record, frozen=True, kw_only=True):
     """None if no other plan was measured."""
     values: Facts = {}
     """Input names to the files with their values, relative to the lockfile. Other inputs use the seed in ``model``."""
-    sizes: Mapping[Text, Count] = {}
-    """In a stored decision, the sizes of the symbolic dims that the model was placed for."""
     costs: tuple[RegionRecord, ...] | None = None
     serving: ServingConfiguration | None = None
 

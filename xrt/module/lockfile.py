@@ -15,7 +15,7 @@ from xrt.errors import EngineError, LockError, OptionError, PlacementWarning, wa
 from xrt.formats.placement_file import PlacementFile
 from xrt.graph import FrozenDict, Function
 from xrt.passes.quantize.form import make_planned_function
-from xrt.placement.auto import SizedPlacement, SymbolicModel
+from xrt.placement.auto import SymbolicModel
 from xrt.placement.race import RegressionResult, RegressionSetup, check_regression, make_baseline
 from xrt.placement.records import (
     MAX_NAME_CHARACTERS,
@@ -24,7 +24,6 @@ from xrt.placement.records import (
     plan_from_ranges,
     read_lock,
     read_locked_result,
-    read_shapes,
 )
 from xrt.placement.report import format_error
 from xrt.placement.sizes import Sizes, list_open_axes
@@ -34,6 +33,7 @@ from xrt.runtime import to_host
 if TYPE_CHECKING:
     from xrt.module.module import XRTModule
     from xrt.partition import ClusteringOptions
+    from xrt.placement import TuningResult
     from xrt.placement.engine_list import EngineList
     from xrt.precision import ErrorBudget
 
@@ -79,28 +79,26 @@ class LockedPlacement:
         *,
         clustering: ClusteringOptions,
         strict: bool,
-    ) -> SizedPlacement | None:
+    ) -> TuningResult | None:
         """Place a Function as in the lockfile. If the lockfile does not match, warn and return None.
 
         With ``strict`` or `must_hold`, a mismatch raises LockError. ``sizes`` are those of this call, and ``model`` makes the
         Function at other sizes; it is None without symbolic dims. A lockfile made at other sizes is valid for this call too.
         """
         planned_sizes, planned_function = sizes, function
-        if model is not None:
-            declared = model.get_declared()
-            dims = {name for _, _, name in list_open_axes(declared.inputs)}
-            locked_sizes = self._read_sizes(declared)
-            is_same_model = self.lock.model.get(SYMBOLIC) == declared.fingerprint
+        if model is not None and self.lock.model.get(SYMBOLIC) == (declared := model.get_declared()).fingerprint:
+            dims, locked = [name for _, _, name in list_open_axes(declared.inputs)], self.lock.search.sizes
             # A lockfile stores ranges of nodes. They are checked at the sizes of the lockfile, and are the same at all sizes.
-            if is_same_model and locked_sizes.keys() == dims and locked_sizes != sizes:
-                planned_sizes, planned_function = locked_sizes, model.specialize(locked_sizes)
+            if locked.keys() == set(dims) and locked != sizes:
+                planned_sizes = FrozenDict({name: locked[name] for name in dims})
+                planned_function = model.specialize(planned_sizes)
         request = engines.make_request(planned_function, clustering=clustering)
         reasons = (*list_mismatches(self.lock, request), *self._list_budget_violations())
         if not reasons:
             try:
                 result = read_locked_result(self.lock, request)
                 note = f"from the lock {self.name}, made on {self.lock.date} by xrt {self.lock.writer}"
-                return SizedPlacement(planned_sizes, result.with_record(notes=(note, *result.notes)))
+                return result.with_record(notes=(note, *result.notes), sizes=planned_sizes)
             except LockError as error:
                 reasons = (str(error),)
         text = f"the lock {self.name} does not hold: {'; '.join(reasons)}"
@@ -109,16 +107,6 @@ class LockedPlacement:
             raise LockError(f"{text}. Write it again with `xrt lock`, or leave {option} out to measure instead")
         warn(f"{text}. The placement is measured again; `xrt lock` makes another lock, strict=True refuses", PlacementWarning)
         return None
-
-    def _read_sizes(self, declared: Function) -> Sizes:
-        """Read the sizes of the model's symbolic dims from the lockfile, as far as it has them."""
-        shapes = read_shapes(self.lock, declared)
-        sizes = {}
-        for input_index, axis, name in list_open_axes(declared.inputs):
-            shape = shapes.get(declared.inputs[input_index].name, ())
-            if axis < len(shape):
-                sizes[name] = shape[axis]
-        return FrozenDict(sizes)
 
     def _list_budget_violations(self) -> Iterator[str]:
         """Yield a message if the error in the lockfile exceeds the caller's budget, or was measured in another metric."""
@@ -169,7 +157,8 @@ def lock_module(
     source = {"name": build.function.name[:MAX_NAME_CHARACTERS], **source}
     if module.programs.placer.model is not None and build.sizes:
         source[SYMBOLIC] = module.programs.placer.model.get_declared().fingerprint
-    return create_lock(replace(tuned, plan=build.plan), setup.request, baseline=baseline, source=source, values=files)
+    tuned = replace(tuned, plan=build.plan).with_record(sizes=build.sizes)
+    return create_lock(tuned, setup.request, baseline=baseline, source=source, values=files)
 
 
 def check_module(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import PlanError
-from xrt.formats.placement_file import PlacementFile
+from xrt.formats.placement_file import PlacementFile, SearchRecord
 from xrt.graph import FrozenDict, Function, TensorType
 from xrt.partition import ClusteringOptions, Plan
 from xrt.partition.partitioner import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
@@ -65,12 +65,6 @@ class SymbolicModel:
     specialize: Callable[[Sizes], Function]
 
 
-@dataclass(frozen=True, slots=True)
-class SizedPlacement:
-    sizes: Sizes
-    tuned: TuningResult
-
-
 @dataclass(eq=False, slots=True)
 class AutoPlacement:
     """Chooses the placement for each set of input types. A model with symbolic dims is placed once, for all sizes."""
@@ -79,7 +73,7 @@ class AutoPlacement:
     """The engines to place on. For a module with a lock these are the engines of the locked plan, as long as the lock applies."""
     cache: CompileCache
     list_all_engines: Callable[[], EngineList]
-    load_locked: Callable[[Function, EngineList, Sizes, SymbolicModel | None], SizedPlacement | None] | None
+    load_locked: Callable[[Function, EngineList, Sizes, SymbolicModel | None], TuningResult | None] | None
     """Loads a Function's placement from the lock; returns None if the lock does not apply. None if the module has no lock."""
     reducer: PrecisionReducer | None
     clustering: ClusteringOptions
@@ -90,8 +84,8 @@ class AutoPlacement:
     clock: Clock = time.perf_counter
     model: SymbolicModel | None = None
     """The module's model if it has symbolic dims, else None."""
-    placed: SizedPlacement | None = None
-    """The placement that all sizes of `model` use; None until it has been chosen."""
+    placed: TuningResult | None = None
+    """The placement that all sizes of `model` use; None until it has been chosen. Its record has the sizes that were measured."""
 
     def place(
         self,
@@ -118,14 +112,14 @@ class AutoPlacement:
         if self.placed is None and (locked := self._place_from_lock(function, sizes)) is not None:
             # Only a model with symbolic dims has one placement for all sizes.
             if self.model is None:
-                return locked.tuned
+                return locked
             self.placed = locked
         # A model with symbolic dims that is planned before its first call has no sizes to measure at.
         if self.model is not None and (self.placed is not None or sizes):
             return self._place_for_all_sizes(self.model, sizes, values, began, function)
         return self.tune(function, values, began=began)
 
-    def _place_from_lock(self, function: Function, sizes: Sizes) -> SizedPlacement | None:
+    def _place_from_lock(self, function: Function, sizes: Sizes) -> TuningResult | None:
         """Load a Function's placement from the lock; None if there is no lock, or it does not apply and a search must follow."""
         if self.load_locked is None:
             return None
@@ -150,15 +144,15 @@ class AutoPlacement:
                 self.adopt_for_all_sizes(sizes, self.tune(static, values, began=began))
         placed = self.placed
         assert placed is not None  # `adopt_for_all_sizes` has set it
-        if placed.sizes == sizes:
-            return placed.tuned
-        note = f"placed as it was measured for {format_sizes(placed.sizes)}"
-        fastest = self.adapt(placed.tuned, function, note)
+        if placed.record.sizes == sizes:
+            return placed
+        note = f"placed as it was measured for {format_sizes(placed.record.sizes)}"
+        fastest = self.adapt(placed, function, note)
         # With reduced precision, the other candidates place other forms of the model.
-        if _find_symbolic_input(function) is None or placed.tuned.reduced_engines or self._is_dynamic(fastest):
+        if _find_symbolic_input(function) is None or placed.reduced_engines or self._is_dynamic(fastest):
             return fastest
-        for plan in _list_sound_plans(placed.tuned):
-            adapted = self.adapt(replace(placed.tuned, plan=plan), function, note)
+        for plan in _list_sound_plans(placed):
+            adapted = self.adapt(replace(placed, plan=plan), function, note)
             if self._is_dynamic(adapted):
                 return adapted
         return fastest
@@ -169,37 +163,37 @@ class AutoPlacement:
 
     def adopt_for_all_sizes(self, sizes: Sizes, tuned: TuningResult) -> None:
         """Use this placement, chosen at ``sizes``, for all sizes. If it was measured, store it for later processes."""
-        self.placed = SizedPlacement(sizes, tuned)
+        self.placed = tuned.with_record(sizes=sizes)
         store = CostStore.for_cache(self.cache)
         if tuned.how == "measured" and store is not None and self.model is not None:
             request = self._make_request(self.model.get_declared())
-            store.store_decision(make_decision_key(request), PlacementFile(sizes=dict(sizes)))
+            store.store_decision(make_decision_key(request), PlacementFile(search=SearchRecord(sizes=sizes)))
 
     def mark_checked(self, function: Function) -> None:
         """Record that a call of the chosen plan agreed with the reference, so that it is not checked again."""
         if self.placed is not None and self.model is not None:
-            self.placed = replace(self.placed, tuned=self.placed.tuned.with_record(is_checked=True))
+            self.placed = self.placed.with_record(is_checked=True)
             # The decision is stored under the sizes at which it was measured.
-            function = self.model.specialize(self.placed.sizes)
+            function = self.model.specialize(self.placed.record.sizes)
         if (store := CostStore.for_cache(self.cache)) is not None:
             ingredients = () if self.reducer is None else self.reducer.ingredients
             mark_checked(self._make_request(function), store, ingredients)
 
-    def _load_stored(self, model: SymbolicModel, function: Function, sizes: Sizes) -> SizedPlacement | None:
+    def _load_stored(self, model: SymbolicModel, function: Function, sizes: Sizes) -> TuningResult | None:
         """Load the stored decision for these sizes, else for the sizes of the latest search; None if neither is stored."""
         if (store := CostStore.for_cache(self.cache)) is None:
             return None
         ingredients = () if self.reducer is None else self.reducer.ingredients
         decision = load_decision(self._make_request(function), store, ingredients)
         if decision is not None:
-            return SizedPlacement(sizes, decision)
+            return decision.with_record(sizes=sizes)
         # The decision of the symbolic model only has the sizes of the latest search.
         document = store.read_decision(make_decision_key(self._make_request(model.get_declared())))
-        if document is None or document.sizes.keys() != sizes.keys() or document.sizes == sizes:
+        if document is None or document.search.sizes.keys() != sizes.keys() or document.search.sizes == sizes:
             return None
-        latest = FrozenDict({name: document.sizes[name] for name in sizes})
+        latest = FrozenDict({name: document.search.sizes[name] for name in sizes})
         decision = load_decision(self._make_request(model.specialize(latest)), store, ingredients)
-        return None if decision is None else SizedPlacement(latest, decision)
+        return None if decision is None else decision.with_record(sizes=latest)
 
     def tune(
         self,
