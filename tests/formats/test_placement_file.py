@@ -20,7 +20,6 @@ from xrt.formats.placement_file import (
     CandidateRecord,
     DeclinedNodes,
     NodeRange,
-    NodeRanges,
     PlacementFile,
     RegionRecord,
     SearchRecord,
@@ -50,26 +49,9 @@ LOCK = PlacementFile(
     baseline=Baseline("ort", 0.72, 0.71, 0.735, 24, (NodeRange(0, "ort", 0, 6, "conv 1", "b"),)),
 )
 KEY = "0123456789abcdef" * 4
-DECISION = PlacementFile(
-    engines={"ort": "1.31"},
-    search=SearchRecord(
-        candidates=(CandidateRecord("ort", "won", 1e-3, regions=(1e-3,), is_baseline=True, plan=RUNS),),
-        rounds=12,
-        budget=20.0,
-        spent=3.0,
-        notes=("a note",),
-        unmeasured={"tvm": "it hung"},
-        is_provisional=True,
-    ),
-    declined=(DeclinedNodes("ort", "too new", (3, 4)),),
-)
-
-
-def raced(*candidates: CandidateRecord[NodeRanges]) -> PlacementFile:
-    return DECISION.replace(search=DECISION.search.replace(candidates=candidates))
-
-
-RACED = DECISION.search.candidates[0]
+RACED = CandidateRecord("ort", "won", 1e-3, regions=(1e-3,), is_baseline=True, plan=RUNS)
+SEARCH = SearchRecord(candidates=(RACED,), rounds=12, budget=20.0, spent=3.0, notes=("a note",), unmeasured={"tvm": "it hung"})
+DECISION = PlacementFile(engines={"ort": "1.31"}, search=SEARCH, declined=(DeclinedNodes("ort", "too new", (3, 4)),))
 COSTS = PlacementFile(costs=(RegionRecord(KEY, "ort", 0.0125, 0.012, 0.0131), RegionRecord(KEY, "a", why_not="b")))
 
 
@@ -183,8 +165,8 @@ def test_a_name_that_is_there_twice_is_found_among_many() -> None:
 
 UNREADABLE = [
     (LOCK.replace(engines={"ort": "v" * 5000}), "engines[...]: expected `str` of length <= 4000"),
-    (raced(RACED.replace(ratio=math.inf)), "it holds Infinity, which JSON does not allow"),
-    (raced(RACED.replace(ratio=math.nan)), "it holds NaN, which JSON does not allow"),
+    (DECISION.replace(search=SEARCH.replace(spent=math.inf)), "it holds Infinity, which JSON does not allow"),
+    (DECISION.replace(search=SEARCH.replace(spent=math.nan)), "it holds NaN, which JSON does not allow"),
 ]
 
 

@@ -128,8 +128,7 @@ def _race() -> SearchRecord[Plan]:
     function, toy = small_function(), registry.create("toy")
     plan, whole = (partition(function, [toy], item) for item in (ClusteringOptions(maximum_nodes=1), ClusteringOptions()))
     won = make_candidate(plan, "won", 1e-3, 9e-4, 2e-3, ratio=0.9, ratio_low=0.8, ratio_high=0.95, regions=(1e-4, 2e-4, 1e-4))
-    lost = make_candidate(whole, "lost", note="slow", is_baseline=True)
-    return SearchRecord(candidates=(won, lost), rounds=12)
+    return SearchRecord(candidates=(won, make_candidate(whole, "lost", note="slow", is_baseline=True)), rounds=12)
 
 
 def placement_request() -> PlacementRequest:
