@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from tests.engines.written import Array
 from xrt.engines import native
 from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, fuse_elementwise
 from xrt.engines.toy import KernelContext
 from xrt.engines.toy.kernels import get_namespace, ops
 from xrt.engines.toy.tape import StepKernel, TapeBuilder
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
-
-Array = np.ndarray[Any, Any]
-
+from xrt.graph import Function, Node
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 1.2e-38, 3e38, -3e38, 0.5, 1.5, 2.5, -2.5, 88.7, -88.7]
 
@@ -42,25 +40,6 @@ def library() -> native.NativeLibrary:
     shipped = native.find_library()
     assert shipped is not None, native.why_not_shipped()
     return shipped
-
-
-def one_node(
-    op: str,
-    inputs: Sequence[Array | None],
-    attributes: Mapping[str, Any] | None = None,
-    *,
-    opset: int = 24,
-    n_outputs: int = 1,
-    constants: Sequence[int] = (),
-) -> Function:
-    """Return a Function of one node over those arrays; some of them may be constants of it."""
-    names = tuple("" if x is None else f"x{i}" for i, x in enumerate(inputs))
-    outputs = tuple(f"y{i}" for i in range(n_outputs))
-    node = Node(op, names, outputs, read_attributes(attributes or {}))
-    constant_inputs = {names[i]: Constant(np.asarray(inputs[i])) for i in constants}
-    tensors = [(n, x) for n, x in zip(names, inputs, strict=True) if x is not None and n not in constant_inputs]
-    values = tuple(Value(n, TensorType(DType.from_array(x), x.shape)) for n, x in tensors)
-    return Function(values, tuple(map(Value, outputs)), (node,), constant_inputs, {"": opset})
 
 
 def on_python(function: Function, inputs: Sequence[Array]) -> list[Array]:

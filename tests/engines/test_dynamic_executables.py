@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.engines import written
-from xrt.engines import Executable, RunOptions
+from xrt.engines import Executable, GraphCompiler, RunOptions
 from xrt.engines.contract import registry
 from xrt.engines.openvino import OpenVino
 from xrt.engines.ort import Ort
@@ -43,15 +43,15 @@ def check(results: Any, expected: list[Any]) -> None:
         np.testing.assert_allclose(result, right, rtol=1e-4, atol=1e-5)
 
 
-def compiled(name: str) -> Executable:
-    engine = registry.create(name)
+@pytest.fixture(params=ENGINES, scope="module")
+def engine(request: pytest.FixtureRequest) -> GraphCompiler:
+    return registry.create(request.param)
+
+
+@pytest.fixture(scope="module")
+def executable(engine: GraphCompiler) -> Executable:
     assert engine.supports_dynamic_shapes
     return written.compiled(engine, PAIR, is_supported=True)
-
-
-@pytest.fixture(params=ENGINES)
-def executable(request: pytest.FixtureRequest) -> Executable:
-    return compiled(request.param)
 
 
 @pytest.mark.slow
@@ -103,20 +103,18 @@ def test_threads_run_different_sizes(executable: Executable) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ENGINES)
-def test_a_saved_one_serves_every_size(name: str, tmp_path: Path) -> None:
-    engine, context = registry.create(name), replace(written.CONTEXT, workdir=tmp_path)
-    loaded = engine.load(memoryview(bytes(engine.save(compiled(name), context))), PAIR, context)
+def test_a_saved_one_serves_every_size(engine: GraphCompiler, executable: Executable, tmp_path: Path) -> None:
+    context = replace(written.CONTEXT, workdir=tmp_path)
+    loaded = engine.load(memoryview(bytes(engine.save(executable, context))), PAIR, context)
     loaded.prepare()
     for rows in SIZES:
         check(loaded.run(make(rows)[0]), make(rows)[1])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ENGINES)
-def test_what_has_no_elements_is_refused(name: str) -> None:
+def test_what_has_no_elements_is_refused(executable: Executable) -> None:
     with pytest.raises(RunFailed, match="elements"):
-        compiled(name).run(make(0)[0])
+        executable.run(make(0)[0])
 
 
 @pytest.fixture(params=[Ort(), OpenVino()], ids=["ort", "openvino"])

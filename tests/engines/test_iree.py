@@ -19,7 +19,7 @@ from tests.engines.written import CONTEXT, node, tensor
 from xrt.engines import CompileContext
 from xrt.engines.iree import Iree, compiler
 from xrt.errors import CompileRefused
-from xrt.graph import Constant, DType, Function, Node, TensorType
+from xrt.graph import Constant, Function, Node, TensorType
 from xrt.passes import infer_shapes
 from xrt.testing.suite import EngineSuite
 
@@ -40,12 +40,6 @@ run = partial(written.run, IREE, is_supported=True)
 
 
 # ---------------------------------------------------------------------- options
-
-
-def test_versions_of_all_that_decides_on_the_code() -> None:
-    parts = IREE.version().split(", ")
-    assert [part.split()[0] for part in parts] == ["iree-base-compiler", "iree-base-runtime"]
-    assert all(part.split()[1].startswith("3.") for part in parts)
 
 
 def test_the_level_reaches_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,27 +69,6 @@ def test_any_folder_may_hold_the_temporary_files(handed: bool, tmp_path: Path, m
     executable = compiled(one("Neg", tensor(2)), context=context)
     np.testing.assert_array_equal(executable.run([np.array([1, 2], np.float32)])[0], [-1, -2])
     assert list(folder.iterdir()) == []
-
-
-# ---------------------------------------------------------------------- the text
-
-
-@pytest.mark.parametrize(
-    ("f", "reason"),
-    [
-        (one("Identity", tensor(2, dtype=DType.STRING)), r"a value of type string\[2\] has no MLIR type"),
-        (one("Relu", tensor(None, 3)), "the shape of 'x0' is not known before the run$"),
-    ],
-    ids=["type", "shape"],
-)
-def test_what_has_no_words_is_a_refusal_with_the_reason(f: Function, reason: str) -> None:
-    with pytest.raises(CompileRefused, match=rf"^IREE does not support 'main': {reason}"):
-        IREE.compile(f, CONTEXT)
-
-
-def test_another_domain_is_declined() -> None:
-    f = function(node("FusedConv", "x", "y", domain="com.microsoft"), inputs={"x": tensor(2)})
-    assert why(f) == "IREE's compiler has rules for ONNX's own operators, not for those of 'com.microsoft'"
 
 
 # ---------------------------------------------------------------------- reasons
@@ -215,45 +188,6 @@ def test_powers_are_products(exponent: float) -> None:
     f = function(node("Pow", "x e", "y"), inputs={"x": tensor(3)}, constants={"e": np.array(exponent, np.float32)})
     x = np.array([-2, 3, 0.5] if exponent >= 1 else [4, 9, 0.25], np.float32)
     assert np.allclose(run(f, x)[0], x**exponent, rtol=1e-6)
-
-
-POWERS = "IREE computes powers by exponentials of logarithms, which are NaN for negative numbers"
-WRONG = {
-    "a power at run time": (node("Pow", "x e", "y"), {"x": tensor(3), "e": tensor(3)}, {}, POWERS),
-    "a negative power": (node("Pow", "x e", "y"), {"x": tensor(3)}, {"e": np.array(-1.5, np.float32)}, POWERS),
-    "a high power": (node("Pow", "x e", "y"), {"x": tensor(3)}, {"e": np.array(100, np.float32)}, POWERS),
-    "a step back": (
-        node("Slice", "x s e a t", "y"),
-        {"x": tensor(4)},
-        {"s": np.array([3]), "e": np.array([0]), "a": np.array([0]), "t": np.array([-1])},
-        "IREE's Slice with a negative step returns no elements",
-    ),
-    "a negative pad": (
-        node("Pad", "x p", "y"), {"x": tensor(4)}, {"p": np.array([-1, 0])}, "IREE's Pad treats a negative pad as an extent"
-    ),
-    "unsigned numbers": (
-        node("Div", "x x", "y"), {"x": tensor(4, dtype=DType.UINT8)}, {},
-        "IREE treats large unsigned numbers as negative in this operator",
-    ),
-    "a dilated pool": (
-        node("AveragePool", "x", "y", kernel_shape=[2, 2], dilations=[2, 2]), {"x": tensor(1, 1, 6, 6)}, {},
-        "IREE does not divide the sums of a dilated AveragePool",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", WRONG)
-def test_what_it_gets_wrong_is_declined(case: str) -> None:
-    wrong, inputs, constants, reason = WRONG[case]
-    assert why(function(wrong, inputs=inputs, constants=constants, opset=19)) == reason
-
-
-@pytest.mark.slow
-def test_a_node_that_waits_for_one_that_is_spelled_otherwise() -> None:
-    nodes = node("Max", "x x", "m", name="first"), node("Neg", "x", "n", control=("first",))
-    f = function(*nodes, inputs={"x": tensor(2)}, outputs=("m", "n"))
-    assert [result.tolist() for result in run(f, np.array([1, -2], np.float32))] == [[1, -2], [-1, 2]]
 
 
 @pytest.mark.slow

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.engines.native_running import Array, library, one_node
+from tests.engines import written
+from tests.engines.native_running import library
+from tests.engines.written import Array, over_arrays
 from xrt.engines import CompileContext
 from xrt.engines.toy import Toy
 from xrt.graph import Function
@@ -18,35 +20,27 @@ from xrt.graph import Function
 RNG = np.random.default_rng(0)
 WIDE = RNG.standard_normal((150, 3001)).astype(np.float32)
 PLANES = RNG.standard_normal((2, 30, 57, 61)).astype(np.float32)
+WEIGHTS = PLANES[0, :, None, :3, :3].copy()
 AXES = {axis: np.array(axis, np.int64) for axis in ((0,), (1,), (0, 1))}
 
 CASES: dict[str, tuple[Function, list[Array]]] = {
-    "chain": (one_node("Gelu", [WIDE]), [WIDE]),
-    "softmax": (one_node("Softmax", [WIDE]), [WIDE]),
-    "softmax of columns": (one_node("Softmax", [WIDE], {"axis": 0}), [WIDE]),
-    "layer norm": (one_node("LayerNormalization", [WIDE, WIDE[0].copy()]), [WIDE, WIDE[0].copy()]),
-    **{f"sum over {a}": (one_node("ReduceSum", [WIDE, x], constants=(1,)), [WIDE]) for a, x in AXES.items()},
-    "transpose": (one_node("Transpose", [WIDE]), [WIDE]),
-    "pool": (one_node("AveragePool", [PLANES], {"kernel_shape": [3, 3], "strides": [2, 1]}), [PLANES]),
-    "depthwise": (one_node("Conv", [PLANES, PLANES[:1, :, None, :3, :3].copy().reshape(30, 1, 3, 3)], {"group": 30}), []),
+    "chain": (over_arrays("Gelu", [WIDE]), [WIDE]),
+    "softmax": (over_arrays("Softmax", [WIDE]), [WIDE]),
+    "softmax of columns": (over_arrays("Softmax", [WIDE], {"axis": 0}), [WIDE]),
+    "layer norm": (over_arrays("LayerNormalization", [WIDE, WIDE[0].copy()]), [WIDE, WIDE[0].copy()]),
+    **{f"sum over {a}": (over_arrays("ReduceSum", [WIDE, x], constants=(1,)), [WIDE]) for a, x in AXES.items()},
+    "transpose": (over_arrays("Transpose", [WIDE]), [WIDE]),
+    "pool": (over_arrays("AveragePool", [PLANES], {"kernel_shape": [3, 3], "strides": [2, 1]}), [PLANES]),
+    "depthwise": (over_arrays("Conv", [PLANES, WEIGHTS], {"group": 30}), [PLANES, WEIGHTS]),
 }
-CASES["depthwise"][1].extend([PLANES, PLANES[:1, :, None, :3, :3].copy().reshape(30, 1, 3, 3)])
-
-
-def run(function: Function, inputs: list[Array], threads: int) -> Array:
-    executable = Toy(native="on").compile(function, CompileContext(threads=threads))
-    executable.prepare()
-    (result,) = executable.run(inputs)
-    executable.close()
-    return np.asarray(result)
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_threads_change_nothing(name: str) -> None:
     function, inputs = CASES[name]
-    alone = run(function, inputs, 1)
+    alone, shared = (written.compiled(Toy(native="on"), function, CompileContext(threads=threads)) for threads in (1, 3))
     for _ in range(3):
-        np.testing.assert_array_equal(run(function, inputs, 3), alone)
+        np.testing.assert_array_equal(shared.run(inputs)[0], alone.run(inputs)[0])
 
 
 VARIANTS = ("avx512", "avx2", "base")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import hypothesis.strategies as st
@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 
 from tests.engines import native_running
-from tests.engines.native_running import SPECIAL, Array, on_native, on_python, one_node, ulps
+from tests.engines.native_running import SPECIAL, on_native, on_python, ulps
+from tests.engines.written import Array, over_arrays
 from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, MAX_CHAIN_NODES, OPCODE_RULES, fuse_elementwise
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, find_schema
 from xrt.passes import infer_shapes
 from xrt.testing.corpus.entry import node, tensor
 
 BFLOAT16: Any = ml_dtypes.bfloat16
-UNARY_EXACT = ("Abs", "Ceil", "Floor", "Neg", "Reciprocal", "Relu", "Round", "Sign", "Softsign", "Sqrt")
 CURVES = ("Celu", "Elu", "Erf", "Exp", "Gelu", "Log", "Mish", "Selu", "Sigmoid", "Softplus", "Swish", "Tanh")
 WITH_ATTRIBUTES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("HardSigmoid", {"alpha": 0.3, "beta": 0.4}),
@@ -34,17 +34,15 @@ WITH_ATTRIBUTES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Selu", {"alpha": 1.5, "gamma": 2.0}),
     ("Swish", {"alpha": 0.7}),
     ("Gelu", {"approximate": "tanh"}),
+    *(("IsInf", {"detect_positive": positive, "detect_negative": 1 - positive}) for positive in (0, 1)),
 )
-ARITHMETIC = ("Add", "Div", "Max", "Mean", "Min", "Mul", "PRelu", "Sub", "Sum")
-COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
-
-
+INEXACT = {*CURVES, *(op for op, _ in WITH_ATTRIBUTES)}
 numbers = partial(native_running.numbers, special=True)
 
 
 def check(op: str, *inputs: Array, attributes: dict[str, Any] | None = None, opset: int = 24, most: float = 0.0) -> None:
     """Compare one operator; ``most`` are the units in the last place that a float result may be off."""
-    function = one_node(op, inputs, attributes, opset=opset)
+    function = over_arrays(op, inputs, attributes, opset=opset)
     (expected,), (actual,) = on_python(function, inputs), on_native(function, inputs)
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
@@ -61,56 +59,26 @@ def check(op: str, *inputs: Array, attributes: dict[str, Any] | None = None, ops
         )
 
 
-def test_every_operator_has_a_row_here() -> None:
-    others = {"And", "Or", "Xor", "Not", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "Clip", "IsInf", "IsNaN"}
-    tested = {*UNARY_EXACT, *CURVES, *ARITHMETIC, *COMPARISONS, *(op for op, _ in WITH_ATTRIBUTES), *others, "Pow", "Where"}
-    assert tested == set(OPCODE_RULES)
+APART = ("Cast", "Clip", "Pow", "Where")
+"""Operators with tests of their own."""
 
 
-FLOATS, WHOLE = (np.float32, np.float64, np.float16, BFLOAT16), (np.int32, np.int64)
-
-
-def list_unary() -> Iterator[tuple[str, Any, dict[str, Any], float]]:
-    """Yield operator, element type, attributes, and the units in the last place that it may be off."""
-    yield from ((op, dtype, {}, 0.0) for op, dtype in product(UNARY_EXACT, FLOATS))
-    yield from ((op, dtype, {}, 64.0) for op, dtype in product(CURVES, (np.float32, np.float16, BFLOAT16)))
-    yield from ((op, np.float32, attributes, 64.0) for op, attributes in WITH_ATTRIBUTES)
-    yield from ((op, np.float64, attributes, 64.0) for op, attributes in WITH_ATTRIBUTES if op not in CURVES)
-    yield from (("Not", bool, {}, 0.0), *(("BitwiseNot", dtype, {}, 0.0) for dtype in WHOLE))
-    for dtype in FLOATS[:3]:
-        yield "IsNaN", dtype, {}, 0.0
-        for positive, negative in product((0, 1), (0, 1)):
-            yield "IsInf", dtype, {"detect_positive": positive, "detect_negative": negative}, 0.0
-
-
-@pytest.mark.parametrize(("op", "dtype", "attributes", "most"), list(list_unary()))
-def test_operators_of_one_operand(op: str, dtype: Any, attributes: dict[str, Any], most: float) -> None:
-    is_special = op != "Celu" and not (attributes and op != "IsInf")
-    check(op, numbers((7, 61), dtype, special=is_special), attributes=attributes, most=most)
-
-
-def test_curves_of_float64_stay_in_python() -> None:
+def list_operators() -> Iterator[tuple[str, DType, dict[str, Any]]]:
+    for op, rule in OPCODE_RULES.items():
+        yield from ((op, dtype, {}) for dtype in sorted(rule.dtypes, key=str) if op not in APART)
     for op, attributes in WITH_ATTRIBUTES:
-        if op in CURVES:
-            assert fuse_elementwise(one_node(op, [numbers((7, 61), np.float64)], attributes)).nodes[0].op_type == op
+        yield from ((op, dtype, attributes) for dtype in (DType.FLOAT32, DType.FLOAT64) if dtype in OPCODE_RULES[op].dtypes)
 
 
-def list_binary() -> Iterator[tuple[str, Any]]:
-    yield from product(COMPARISONS, (*FLOATS, *WHOLE))
-    yield from (pair for pair in product(ARITHMETIC, (*FLOATS, *WHOLE)) if not (pair[0] in ("Mean", "Sum") and pair[1] in WHOLE))
-    yield from product(("BitwiseAnd", "BitwiseOr", "BitwiseXor"), WHOLE)
-    yield from product(("And", "Or", "Xor"), (bool,))
-
-
-@pytest.mark.parametrize(("op", "dtype"), list(list_binary()))
-def test_operators_of_two_operands(op: str, dtype: Any) -> None:
-    x = numbers((5, 77), dtype)
-    for shape in ((5, 77), (77,), (1,)):
-        check(op, x, numbers(shape, dtype, seed=1))
-    if op in COMPARISONS:
-        scalar = np.asarray(numbers((), dtype, seed=3))
-        check(op, x, scalar)
-        check(op, scalar, x)
+@pytest.mark.parametrize(("op", "dtype", "attributes"), list(list_operators()))
+def test_operators(op: str, dtype: DType, attributes: dict[str, Any]) -> None:
+    is_special, most = op != "Celu" and (not attributes or op == "IsInf"), 64.0 if op in INEXACT else 0.0
+    schema = find_schema(op, 24)
+    assert schema is not None
+    x, *shapes = (5, 77), (5, 77), (77,), (1,), ()
+    for shape in shapes if schema.max_input > 1 else shapes[:1]:
+        operands = [numbers(x, dtype.numpy, special=is_special), np.asarray(numbers(shape, dtype.numpy, seed=1))]
+        check(op, *operands[: schema.max_input], attributes=attributes, most=most)
 
 
 def test_integers_divide_as_numpy_does() -> None:
@@ -149,7 +117,7 @@ CAST_TO = [DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16, DType.IN
 @pytest.mark.parametrize("dtype", CAST_FROM, ids=lambda dtype: np.dtype(dtype).name)
 def test_cast(dtype: Any, to: DType) -> None:
     x = numbers((5, 77), dtype, special=False)
-    function = one_node("Cast", [x], {"to": to.onnx})
+    function = over_arrays("Cast", [x], {"to": to.onnx})
     if fuse_elementwise(function).nodes[0].op_type == "Cast":
         assert to in (DType.FLOAT16, DType.BFLOAT16, DType.BOOL)
     else:
@@ -162,7 +130,7 @@ def test_narrow_floats_are_rounded_to_the_nearest() -> None:
         np.float32,
     )
     for to in (DType.FLOAT16, DType.BFLOAT16):
-        function = one_node("Cast", [x], {"to": to.onnx})
+        function = over_arrays("Cast", [x], {"to": to.onnx})
         with np.errstate(over="ignore"):
             (actual,), expected = on_native(function, [x]), x.astype(to.numpy)
         np.testing.assert_array_equal(actual.view(np.uint16)[~np.isnan(x)], expected.view(np.uint16)[~np.isnan(x)])
@@ -171,7 +139,7 @@ def test_narrow_floats_are_rounded_to_the_nearest() -> None:
 
 def test_every_half_is_read_as_numpy_reads_it() -> None:
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
-    (wide,) = on_native(one_node("Cast", [halves], {"to": DType.FLOAT32.onnx}), [halves])
+    (wide,) = on_native(over_arrays("Cast", [halves], {"to": DType.FLOAT32.onnx}), [halves])
     np.testing.assert_array_equal(wide, halves.astype(np.float32))
 
 

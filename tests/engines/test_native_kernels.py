@@ -10,7 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 
 import xrt
-from tests.engines.native_running import Array, kernel_of, numbers, on_native, on_python, one_node
+from tests.engines.native_running import kernel_of, numbers, on_native, on_python
+from tests.engines.written import Array, over_arrays
 from xrt.errors import CompileFailed, CompileRefused, RunFailed
 from xrt.testing.corpus.entry import graph, node
 
@@ -28,7 +29,7 @@ def check(
     **attributes: Any,
 ) -> None:
     """Compare one operator on both kinds of kernels, every output of it."""
-    function = one_node(op, inputs, attributes, opset=opset, n_outputs=n_outputs, constants=constants)
+    function = over_arrays(op, inputs, attributes, opset=opset, n_outputs=n_outputs, constants=constants)
     tensors = [x for i, x in enumerate(inputs) if x is not None and i not in constants]
     for actual, expected in zip(on_native(function, tensors), on_python(function, tensors), strict=True):
         assert actual.dtype == expected.dtype
@@ -43,7 +44,7 @@ def refusal(
     op: str, *inputs: Array, opset: int = 24, n_outputs: int = 1, constants: tuple[int, ...] = (), **attributes: Any
 ) -> str:
     """Return why the native kernel does not serve the node."""
-    function = one_node(op, inputs, attributes, opset=opset, n_outputs=n_outputs, constants=constants)
+    function = over_arrays(op, inputs, attributes, opset=opset, n_outputs=n_outputs, constants=constants)
     reason = kernel_of(function.nodes[0], function).why_not(function.nodes[0], function)
     assert reason is not None
     return reason.partition(": ")[2]
@@ -75,7 +76,7 @@ def test_layer_and_rms_normalization(shape: tuple[int, ...]) -> None:
 
 def test_a_mean_far_from_zero_costs_no_digits() -> None:
     x = numbers((3, 4096)) + np.float32(1e4)
-    function = one_node("LayerNormalization", [x, np.ones(4096, np.float32)])
+    function = over_arrays("LayerNormalization", [x, np.ones(4096, np.float32)])
     (actual,), wide = on_native(function, [x, np.ones(4096, np.float32)]), x.astype(np.float64)
     exact = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(actual, exact, atol=2e-3)
@@ -135,7 +136,7 @@ def test_reductions(op: str, drawn: tuple[Array, list[int], bool]) -> None:
 @pytest.mark.parametrize("axis", [0, 1])
 def test_long_sums_stay_exact(axis: int) -> None:
     x = np.full((3, 300_000) if axis else (300_000, 3), 0.1, np.float32)
-    function = one_node("ReduceSum", [x, np.array([axis], np.int64)], constants=(1,))
+    function = over_arrays("ReduceSum", [x, np.array([axis], np.int64)], constants=(1,))
     np.testing.assert_allclose(on_native(function, [x])[0], np.float32(0.1) * 300_000.0, rtol=1e-6)
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.engines.test_every_engine import list_evidence
 from xrt.engines import CompileContext
 from xrt.engines.ort import Ort
 from xrt.engines.ort.session import LIBRARY, newest_ir, newest_opset
 from xrt.engines.ort.tables import ISSUES
 from xrt.graph import DType, Function, Node, TensorType, Type, Value
 from xrt.passes import infer_shapes
-from xrt.testing.cases import node_cases
-from xrt.testing.corpus import find_entry
 from xrt.testing.corpus.entry import Array, body, graph, node
 
 F32 = TensorType(DType.FLOAT32, (2, 3))
@@ -130,18 +128,10 @@ PLACES = tensor(DType.INT64, 1, 1, 4, 4)
 QKV = [tensor(FLOAT, 1, 2, 4, 8), tensor(FLOAT, 1, 2, 6, 8), tensor(FLOAT, 1, 2, 6, 8)]
 
 
-def clipped(kind: DType) -> Function:
-    nodes, type_ = (node("Relu", "x", "r"), node("Clip", "r low", "y")), tensor(kind, 2)
-    return infer_shapes(graph({"x": type_}, {"y": None}, *nodes, constants={"low": np.asarray(-0.5, kind.numpy)}, opset=21))
-
-
-def rnn(**attributes: Any) -> Function:
-    return one("RNN", [tensor(FLOAT, 3, 1, 2), tensor(FLOAT, 1, 5, 2), tensor(FLOAT, 1, 5, 5)], hidden_size=5, **attributes)
-
-
-def conv_integer(*zero_points: int) -> Function:
-    image, weights, zero = (tensor(DType.UINT8, *shape) for shape in ((1, 1, 3, 3), (2, 1, 2, 2), ()))
-    return one("ConvInteger", [image, weights, zero, tensor(DType.UINT8, *zero_points)])
+CLIPPED = infer_shapes(
+    graph({"x": F32}, {"y": None}, node("Relu", "x", "r"), node("Clip", "r low", "y"), constants={"low": np.float32(-0.5)})
+)
+RNN = one("RNN", [tensor(FLOAT, 3, 1, 2), tensor(FLOAT, 1, 5, 2), tensor(FLOAT, 1, 5, 5)], hidden_size=5)
 
 
 def resize(image: TensorType, scales: Any, mode: str = "align_corners") -> Function:
@@ -188,29 +178,21 @@ GAP_CASES: dict[str, tuple[Function, bool]] = {
     "leaves of two classes": (forest((0, 1), (7, 3)), True),
     "positive weights of one class": (forest((0, 0), (0, 1), post_transform="LOGISTIC"), True),
     "equal elements that are normalized": (one("MeanVarianceNormalization", [IMAGE]), True),
-    "rows over the greatest": (one("Normalizer", [F32], domain="ai.onnx.ml"), True),
-    "rows over their lengths": (one("Normalizer", [F32], domain="ai.onnx.ml", norm="L2"), False),
-    "batch-major RNN": (rnn(layout=1), True),
-    "time-major RNN": (rnn(), False),
-    "MaxUnpool with a shape": (one("MaxUnpool", [IMAGE, PLACES, tensor(DType.INT64, 4)], kernel_shape=[2, 2]), True),
+    "rows over their lengths": (one("Normalizer", [F32], domain=ML, norm="L2"), False),
+    "time-major RNN": (RNN, False),
     "MaxUnpool": (one("MaxUnpool", [IMAGE, PLACES], kernel_shape=[2, 2]), False),
-    "maximum of no booleans": (one("ReduceMax", [tensor(DType.BOOL, 2, 0)]), True),
     "minimum of any number of booleans": (one("ReduceMin", [tensor(DType.BOOL, 2, "N")]), True),
     "maximum of booleans": (one("ReduceMax", [tensor(DType.BOOL, 2, 3)]), False),
     "maximum of numbers": (one("ReduceMax", [tensor(FLOAT, 2, 0)]), False),
     "sum of nothing from the end": (one("ReduceSum", [EMPTY, np.array([-1])]), True),
     "sum of nothing over unknown axes": (one("ReduceSum", [EMPTY, tensor(DType.INT64, 1)]), True),
     "sum of nothing": (one("ReduceSum", [EMPTY, np.array([2])]), False),
-    "mean of nothing": (one("ReduceMean", [EMPTY, np.array([1])]), True),
     "sum from the end": (one("ReduceSum", [IMAGE, np.array([-1])]), False),
     "sum from the end of what the data sized": (sum_of_places(-2), True),
     "sum of what the data sized": (sum_of_places(0), False),
-    "a wrapped edge of nothing": (one("Pad", [EMPTY, np.array([0, 0, 1, 0, 0, 1])], mode="wrap"), True),
     "a wrapped edge": (one("Pad", [IMAGE, np.array([0, 0, 0, 1, 0, 0, 0, 1])], mode="wrap"), False),
     "a constant edge of nothing": (one("Pad", [EMPTY, np.array([0, 0, 1, 0, 0, 1])]), False),
-    "ConvInteger by channel": (conv_integer(2), True),
-    "ConvInteger": (conv_integer(), False),
-    "corners of a size not whole": (resize(IMAGE, SCALES), True),
+    "ConvInteger": (one("ConvInteger", [tensor(DType.UINT8, *shape) for shape in ((1, 1, 3, 3), (2, 1, 2, 2), (), ())]), False),
     "corners by unknown scales": (resize(IMAGE, tensor(FLOAT, 4)), True),
     "corners of unknown sizes": (resize(tensor(FLOAT, 1, 1, "H", 4), SCALES), True),
     "corners of any batch of a whole size": (resize(tensor(FLOAT, "N", 1, 4, 4), np.array([1, 1, 2, 0.5], np.float32)), False),
@@ -220,21 +202,15 @@ GAP_CASES: dict[str, tuple[Function, bool]] = {
     "other coordinates": (resize(IMAGE, SCALES, "half_pixel"), False),
     "half pixels of a single one": (resize(IMAGE, np.array([1, 1, 0.4, 1], np.float32), "pytorch_half_pixel"), True),
     "half pixels of unknown scales": (resize(IMAGE, tensor(FLOAT, 4), "pytorch_half_pixel"), False),
-    "a Clip behind a Relu, in a type that their fusion lacks": (clipped(DType.FLOAT64), True),
-    "a Clip behind a Relu": (clipped(FLOAT), False),
+    "a Clip behind a Relu": (CLIPPED, False),
     "a Clip of another type": (one("Clip", [tensor(DType.FLOAT64, 2)]), False),
-    "an empty stack by a vector": (one("MatMul", [EMPTY, tensor(FLOAT, 3)]), True),
     "an empty stack that broadcasts": (one("MatMul", [tensor(FLOAT, 1, 2, 3), tensor(FLOAT, 0, 3, 2)]), True),
     "an empty stack by its like": (one("MatMul", [tensor(FLOAT, 0, 2, 3), tensor(FLOAT, 0, 3, 2)]), False),
     "an empty sum of products": (one("MatMul", [tensor(FLOAT, 2, 0), tensor(FLOAT, 0, 3)]), False),
     "an empty sum of whole products": (one("MatMulInteger", [tensor(DType.UINT8, 2, 0), tensor(DType.UINT8, 0, 3)]), True),
     "a sum of whole products": (one("MatMulInteger", [tensor(DType.UINT8, 2, 3), tensor(DType.UINT8, 3, 3)]), False),
-    "a scaled bias of nothing": (one("Gemm", [tensor(FLOAT, 2, 0), tensor(FLOAT, 0, 3), tensor(FLOAT, 3)], beta=2.0), True),
     "a bias of nothing": (one("Gemm", [tensor(FLOAT, 2, 0), tensor(FLOAT, 0, 3), tensor(FLOAT, 3)]), False),
-    "Shrink of float64": (one("Shrink", [tensor(DType.FLOAT64, 2)]), True),
-    "Shrink of int32": (one("Shrink", [tensor(DType.INT32, 2)]), True),
     "Shrink": (one("Shrink", [tensor(FLOAT, 2)]), False),
-    "signed without a zero point": (one("DequantizeLinear", [tensor(DType.INT8, 2), tensor(FLOAT)]), True),
     "unsigned without a zero point": (one("DequantizeLinear", [tensor(DType.UINT8, 2), tensor(FLOAT)]), False),
     "dilated to the same size": (window("Conv", auto_pad="SAME_UPPER", dilations=[2, 2]), True),
     "a pool dilated to the same size": (window("MaxPool", auto_pad="SAME_LOWER", dilations=[2, 2]), True),
@@ -264,7 +240,6 @@ GAP_CASES: dict[str, tuple[Function, bool]] = {
     "a transform in float64": (one("DFT", [tensor(DType.FLOAT64, 1, 1000, 1)], opset=17), False),
     "attention in float16": (one("Attention", [tensor(DType.FLOAT16, 1, 2, 4, 8)] * 3, opset=23), False),
     "attention in float32": (one("Attention", QKV, opset=23), False),
-    "a short mask": (masked(4, 4), True),
     "a row as mask": (masked(1, 6), True),
     "a mask": (masked(4, 6), False),
     "a mask of unknown size": (masked("S", "T"), False),
@@ -296,9 +271,9 @@ def test_a_node_that_breaks_its_operators_rules_raises_nothing(function: Functio
             Ort().compile(function, CompileContext())
 
 
-def test_every_gap_has_a_case() -> None:
+def test_every_gap_that_is_proved_by_a_comparison_has_a_case() -> None:
     answers = {why_not(function) for function, applies in GAP_CASES.values() if applies}
-    assert answers == {f"{LIBRARY} {gap.reason}" for gap in ISSUES}
+    assert answers >= {f"{LIBRARY} {gap.reason}" for gap in ISSUES if not any(list_evidence(gap))}
 
 
 @pytest.mark.sample(5)
@@ -306,11 +281,7 @@ def test_every_gap_has_a_case() -> None:
 @pytest.mark.parametrize("gap", ISSUES, ids=lambda gap: gap.ops[0])
 def test_every_gap_is_still_one(gap: Any) -> None:
     """A row whose node tests and entries of the corpus ONNX Runtime passes by now must go."""
-    evidence = " ".join(gap.evidence)
-    cases = [case for name in re.findall(r"\btest_\w+", evidence) for case in node_cases(name)]
-    cases += [find_entry(name) for name in re.findall(r"(\w+) of the corpus", evidence)]
-    assert cases or any(item.startswith(("compared with", "refused by")) for item in gap.evidence)
-    for case in cases:
+    for case in list_evidence(gap):
         assert why_not(infer_shapes(case.function)) == f"{LIBRARY} {gap.reason}"
         try:
             results = Ort().compile(case.function, CompileContext(threads=1)).run(case.inputs)

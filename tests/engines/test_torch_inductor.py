@@ -157,14 +157,6 @@ class TestCompiled:
         arrays = [x, *first, *second]
         assert not any(np.shares_memory(a, b) for i, a in enumerate(arrays) for b in arrays[:i])
 
-    @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 1e-40, -0.0], ids=str)
-    def test_numbers_that_are_none_and_small_ones(self, compiled: Compiled, number: float) -> None:
-        x = given(4)
-        x[1, 5] = number
-        with np.errstate(all="ignore"):
-            check(compiled[0], x)
-        assert compiled[0].run([x])[1].tobytes() == x.tobytes()
-
     def test_what_is_saved_is_loaded(self, compiled: Compiled, tmp_path: Path) -> None:
         executable, context = compiled
         data = bytes(INDUCTOR.save(executable, context))

@@ -13,7 +13,6 @@ import xrt
 from tests.devices.models import numbers
 from tests.devices.worlds import TOY, same, traffic, world
 from xrt.cache import CompileCache
-from xrt.engines.toy.devices import find_shape_values
 from xrt.errors import PlanError
 from xrt.testing import node_cases
 from xrt.testing.corpus.entry import graph, node, sequence
@@ -81,13 +80,6 @@ def test_what_is_computed_of_shapes_stays_on_the_host() -> None:
         m = devices.module(Sized(), fold_constants=False)
         same(devices, m(x), xrt.XRTModule(Sized(), TOY)(x))
         assert traffic(m).waits == 0 and devices.machine.copies == ["in", "out"], "x, and the result for this test"
-
-
-def test_sizes_are_reported_from_data() -> None:
-    function = Sized().trace(numbers(3, 2, 4))
-    result = find_shape_values(function)
-    assert {node.op_type for node in function.nodes if set(node.outputs) <= result} >= {"Shape", "Gather", "Concat"}
-    assert not any(set(node.outputs) & result for node in function.nodes if node.op_type in ("Exp", "Reshape"))
 
 
 def test_a_type_that_no_device_holds_is_a_reason() -> None:

@@ -73,18 +73,7 @@ def test_code_for_an_older_processor_runs() -> None:
     assert np.allclose(written.run(Tvm(mcpu="x86-64-v2"), relu, x)[0], np.maximum(x, 0))
 
 
-def test_versions_of_all_that_decides_on_the_code() -> None:
-    assert [part.split()[0] for part in Tvm().version().split(", ")] == ["tvm", "llvm", "tvm-ffi"]
-
-
 # ---------------------------------------------------------------------- reasons
-
-
-def test_a_value_of_unknown_type_and_another_domain_are_declined() -> None:
-    assert why(function(node("Relu", "x", "y"), inputs={"x": None})) == "the type of 'x' is not known before the run"
-    assert why(function(node("FusedConv", "x", "y", domain="com.microsoft"), inputs={"x": tensor(2)})) == (
-        "TVM's importer ignores operator domains, so com.microsoft.FusedConv could mean another operator"
-    )
 
 
 @pytest.mark.slow

@@ -1,70 +1,35 @@
-"""Running one node, or a few, on the Python kernels of the toy engine."""
+"""Functions from names with blanks between them, and nodes run on the Python kernels of the toy engine."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from xrt.engines import CompileContext, Executable
+from tests.engines import written
+from tests.engines.written import Array, over_arrays
 from xrt.engines.toy import Toy
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, latest_opset, read_attributes
-from xrt.testing.corpus.entry import f32, i64
+from xrt.graph import DType, Function, Node, TensorType, Value, latest_opset
 
-__all__ = ["Array", "drawn", "f32", "function", "i64", "node", "one", "ready", "run", "same", "typed"]
-
-Array = np.ndarray[Any, Any]
-GENERATOR = np.random.default_rng(3)
+ready, run = (partial(helper, Toy(native="off")) for helper in (written.compiled, written.run))
 
 
-def drawn(*shape: int) -> Array:
-    """Return random numbers, others each time."""
-    return GENERATOR.standard_normal(shape).astype(np.float32)
-
-
-def node(op_type: str, inputs: str, outputs: str, **attributes: Any) -> Node:
-    """Return a node from names with blanks between them; ``_`` is a left-out one."""
-    names = [tuple("" if n == "_" else n for n in text.split()) for text in (inputs, outputs)]
-    domain = attributes.pop("domain", "")
-    return Node(op_type, *names, attributes=read_attributes(attributes), domain=domain, name=f"{op_type.lower()}_{names[1][0]}")
-
-
-def function(
-    inputs: str, outputs: str, *nodes: Node, opset: int | None = None, constants: dict[str, Array] | None = None, **domains: int
-) -> Function:
-    return Function(
-        inputs=tuple(Value(name) for name in inputs.split()),
-        outputs=tuple(Value(name) for name in outputs.split()),
-        nodes=nodes,
-        constants={name: Constant(array) for name, array in (constants or {}).items()},
-        opsets={"": opset or latest_opset(), **domains},
-    )
+def function(inputs: str, outputs: str, *nodes: Node, opset: int | None = None, **more: Any) -> Function:
+    """Return a Function whose inputs and outputs are of unknown types."""
+    untyped = dict.fromkeys(inputs.split())
+    return written.function(*nodes, inputs=untyped, outputs=outputs.split(), opset=opset or latest_opset(), **more)
 
 
 def typed(name: str, array: Array) -> Value:
     return Value(name, TensorType(DType.from_array(array), array.shape))
 
 
-def ready(f: Function, engine: Toy = Toy(native="off")) -> Executable:
-    executable = engine.compile(f, CompileContext())
-    executable.prepare()
-    return executable
-
-
-def run(f: Function, *inputs: Any) -> list[Any]:
-    return ready(f).run(inputs)
-
-
-def one(op_type: str, *inputs: Any, opset: int | None = None, outputs: int = 1, domain: str = "", **attributes: Any) -> Any:
+def one(op: str, *inputs: Array | None, opset: int | None = None, outputs: int = 1, **attributes: Any) -> Any:
     """Run one node; None is a left-out input. Returns the output, or the list of several."""
-    names = [f"x{i}" if x is not None else "_" for i, x in enumerate(inputs)]
-    results = " ".join(f"y{i}" for i in range(outputs))
-    single = node(op_type, " ".join(names), results, domain=domain, **attributes)
-    arrays = {name: x for name, x in zip(names, inputs, strict=True) if x is not None}
-    f = function(" ".join(arrays), results, single, opset=opset, **({domain: opset or 1} if domain else {}))
-    values = (typed(name, x) if isinstance(x, np.ndarray) else Value(name) for name, x in arrays.items())
-    got = run(f.replace(inputs=tuple(values)), *arrays.values())
-    return got[0] if outputs == 1 else got
+    f = over_arrays(op, inputs, attributes, opset=opset or latest_opset(), n_outputs=outputs)
+    results = run(f, *(x for x in inputs if x is not None))
+    return results[0] if outputs == 1 else results
 
 
 def same(actual: Any, expected: Any) -> None:

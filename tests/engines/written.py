@@ -13,7 +13,7 @@ from xrt.engines import CompileContext, GraphCompiler, RunOptions
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, read_attributes
 from xrt.testing.corpus.entry import node
 
-__all__ = ["CONTEXT", "Array", "compiled", "function", "node", "one", "resident", "run", "tensor", "why"]
+__all__ = ["CONTEXT", "Array", "compiled", "function", "node", "one", "over_arrays", "resident", "run", "tensor", "why"]
 
 Array = np.ndarray[Any, Any]
 CONTEXT = CompileContext(threads=2)
@@ -31,25 +31,45 @@ def function(
     opset: int = 18,
     types: Mapping[str, TensorType] | None = None,
     aliases: tuple[tuple[str, str], ...] = (),
+    **domains: int,
 ) -> Function:
-    """Return the Function; outputs that are names alone are of unknown type."""
+    """Return the Function; outputs that are names alone are of unknown type. ``domains`` are the opsets of other domains."""
     typed = outputs if isinstance(outputs, Mapping) else None
     return Function(
         tuple(Value(name, type_) for name, type_ in inputs.items()),
         tuple(Value(name, typed[name] if typed else None) for name in outputs),
         nodes,
         {name: Constant(array) for name, array in (constants or {}).items()},
-        {"": opset},
+        {"": opset, **domains},
         types=types or {},
         aliases=aliases,
     )
 
 
-def one(op_type: str, *shapes: TensorType, output: TensorType | None = None, opset: int = 18, **attributes: Any) -> Function:
+def one(op_type: str, *shapes: Type | None, output: Type | None = None, opset: int = 18, **attributes: Any) -> Function:
     """Return the Function of one node, whose inputs x0, x1, ... are of those types."""
     names = [f"x{k}" for k in range(len(shapes))]
     single = Node(op_type, tuple(names), ("y",), read_attributes(attributes))
     return function(single, inputs=dict(zip(names, shapes, strict=True)), outputs={"y": output}, opset=opset)
+
+
+def over_arrays(
+    op_type: str,
+    inputs: Sequence[Array | None],
+    attributes: Mapping[str, Any] | None = None,
+    *,
+    opset: int = 24,
+    n_outputs: int = 1,
+    constants: Sequence[int] = (),
+) -> Function:
+    """Return the Function of one node over these arrays, some of which may be constants; None is a left-out input."""
+    names = tuple("" if x is None else f"x{k}" for k, x in enumerate(inputs))
+    arrays = {name: x for name, x in zip(names, inputs, strict=True) if x is not None}
+    held = {names[k]: arrays.pop(names[k]) for k in constants}
+    outputs = tuple(f"y{k}" for k in range(n_outputs))
+    single = Node(op_type, names, outputs, read_attributes(attributes or {}))
+    types = {name: TensorType(DType.from_array(x), x.shape) for name, x in arrays.items()}
+    return function(single, inputs=types, outputs=outputs, constants=held, opset=opset)
 
 
 def why(engine: GraphCompiler, f: Function) -> str:
