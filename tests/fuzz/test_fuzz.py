@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from xrt.cli.app import main
 from xrt.engines.contract import registry
 from xrt.graph.verify import verify
-from xrt.testing.corpus.entry import CorpusEntry, f32, graph, i64, node, read_entry, write_entry
+from xrt.testing.corpus import CORPUS
+from xrt.testing.corpus.entry import read_entry, write_entry
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 from xrt.testing.fuzz import Fuzzer, make_sample
 from xrt.verify import Verdict
@@ -29,13 +29,6 @@ def test_generated_graphs_agree_on_ort_and_on_mixtures():
     assert [str(item) for item in fuzzer.findings] == []
     assert fuzzer.counts["ort alone", Verdict.AGREES] > 150, "an engine that takes few graphs proves little"
     assert fuzzer.counts["mixture of ort,toy", Verdict.AGREES] > 240
-
-
-@pytest.mark.full
-def test_generated_graphs_agree_on_tvm_and_on_mixtures():
-    fuzzer = Fuzzer(["tvm"], bisects=False)
-    fuzzer.run(range(30_000, 30_006))
-    assert [str(item) for item in fuzzer.findings] == []
 
 
 def test_a_seed_is_one_graph_with_its_inputs():
@@ -83,39 +76,19 @@ def test_a_failing_graph_of_the_reference_is_a_finding(monkeypatch):
 
 
 def test_an_entry_in_a_file_is_read_as_it_was(tmp_path):
-    arrays = (
-        f32(0.1, np.nan, -np.inf, -0.0),
-        np.array(1.5).astype(ml_dtypes.bfloat16),
-        np.array([True, False]),
-        np.zeros((2, 0), np.int8),
-        i64(2**62),
-    )
-    kinds = {"a": "float32[4]", "b": "bfloat16[]", "c": "bool[2]", "d": "int8[2,0]", "e": "int64[]"}
-    nodes = [node("Identity", name, name.upper()) for name in kinds]
-    function = graph(kinds, {name.upper(): kind for name, kind in kinds.items()}, *nodes)
-    path = write_entry(CorpusEntry("kept", "why it is kept", function, arrays, arrays), tmp_path / "new")
-    read = read_entry(path)
-    assert (read.name, read.why, read.function.fingerprint) == ("kept", "why it is kept", function.fingerprint)
-    for mine, theirs in zip((*read.inputs, *read.expected), (*arrays, *arrays), strict=True):
-        assert (mine.dtype, mine.shape, mine.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
+    for entry in CORPUS:
+        arrays = (*entry.inputs, *entry.expected)
+        if all(isinstance(value, np.ndarray) and value.dtype != object for value in arrays):
+            read = read_entry(write_entry(entry, tmp_path / "new"))
+            assert (read.name, read.why, read.function.fingerprint) == (entry.name, entry.why, entry.function.fingerprint)
+            for mine, theirs in zip((*read.inputs, *read.expected), arrays, strict=True):
+                assert (mine.dtype, mine.shape, mine.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
 
 
 def test_a_file_that_is_no_entry_is_refused(tmp_path):
     (tmp_path / "odd.txt").write_text("function main() -> () {\n}\n", encoding="utf-8")
     with pytest.raises(ValueError, match=re.escape("odd.txt is no entry of the corpus")):
         read_entry(tmp_path / "odd.txt")
-
-
-@pytest.mark.slow
-def test_the_command_counts_and_exits_with_0(capsys):
-    with pytest.raises(SystemExit) as raised:
-        main(["fuzz", "--count", "3", "--engines", "ort"])
-    assert raised.value.code == 0
-    output = capsys.readouterr().out
-    assert "3 graphs from seed 0: 0 disagreements" in output
-    (counts,) = [line.split("\t")[1:] for line in output.splitlines() if line.startswith("mixture of ort,toy\t")]
-    assert sum(map(int, counts)) == 3
-    assert counts[-1] == "0"
 
 
 def test_an_engine_that_takes_nothing_proves_nothing(monkeypatch, capsys):
@@ -144,3 +117,4 @@ def test_the_command_runs_the_ways_that_are_named(capsys: pytest.CaptureFixture[
         main(argv)
     output = capsys.readouterr().out
     assert "ort alone" in output and "alternating ort,toy" in output and "mixture" not in output
+    assert "6 graphs from seed 0: 0 disagreements" in output

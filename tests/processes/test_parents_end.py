@@ -123,23 +123,15 @@ def test_a_process_that_is_ended_ends_with_what_it_has_started(command: str) -> 
     end(process)  # again is no matter
 
 
-def test_a_python_whose_parent_ended_in_the_moment_of_the_start_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("waits", [False, True], ids=["in the moment of the start", "later"])
+def test_a_python_ties_itself_to_a_parent_that_ends(waits: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The parent has not told the system whom to kill, and is gone."""
-    results: list[int] = []
-    monkeypatch.setattr("xrt.processes.spawn.attach_lifeline", lambda process, reads, writes: results.append(writes))
-    process = start_python("signal:pause")
-    os.close(results[0])
-    assert process.wait(PATIENCE) == -signal.SIGKILL
-    end(process)
-
-
-def test_a_python_ties_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     results: list[int] = []
     monkeypatch.setattr("xrt.processes.spawn.attach_lifeline", lambda process, reads, writes: results.append(writes))
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "waits.py").write_text("import signal\ndef main():\n    print('is there', flush=True)\n    signal.pause()\n")
     process = start_python("waits:main", stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "is there\n"
+    assert not waits or process.stdout.readline() == "is there\n"
     os.close(results[0])
     assert process.wait(PATIENCE) == -signal.SIGKILL
     end(process)

@@ -18,7 +18,7 @@ from xrt.graph import Function
 from xrt.testing import ResultWord, conform, node_cases, run_case
 from xrt.testing.conformance import run_list, run_single
 from xrt.testing.corpus import CORPUS, CorpusEntry
-from xrt.testing.fault_injection import ObservedExecutable, RecordingEngine
+from xrt.testing.fault_injection import FaultyEngine, How, ObservedExecutable, RecordingEngine
 from xrt.testing.fuzz import Fuzzer
 from xrt.testing.running import overlook_deviations
 from xrt.testing.suite import EngineSuite
@@ -60,21 +60,12 @@ class _Spoiled(ObservedExecutable):
 
 
 @dataclass(frozen=True)
-class Declaring(RecordingEngine):
+class Declaring(FaultyEngine):
     """Right, declares every deviation and writes zero to its first input."""
 
     name: ClassVar[str] = "declaring"
     deviations: ClassVar[tuple[Deviation, ...]] = ALL
-
-    def compile(self, function: Function, context: CompileContext) -> Executable:
-        return _Writing(self._engine.compile(function, context), self.journal)
-
-
-class _Writing(ObservedExecutable):
-    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        results = [np.array(result) for result in super().run(inputs)]
-        inputs[0].reshape(-1)[:1] = 0
-        return results
+    how: How = "write_input"
 
 
 each_fault = pytest.mark.parametrize("fault", sorted(FAULTS))

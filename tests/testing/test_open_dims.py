@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from tests.testing.test_suite import failed_of
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.errors import CompileRefused
 from xrt.graph import Function, TensorType
@@ -99,22 +98,6 @@ def test_who_claims_all_sizes_is_tried_at_several(engine: GraphCompiler, word: R
     assert {outcome.word for outcome in report.outcomes} == {word}
     if word is ResultWord.FAILED:
         assert "at [" in report.outcomes[0].reason
-
-
-@pytest.mark.slow
-@pytest.mark.sample(3)
-@pytest.mark.parametrize(("engine", "failed"), [("Frozen()", {"test_corpus_with_symbolic_dims"}), ("Flexible()", set())])
-def test_the_suite_catches_a_wrong_claim(engine: str, failed: set[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.testing.test_suite.FILE", f"from tests.testing.test_open_dims import Flexible, Frozen\n{FILE}")
-    assert failed_of(engine, tmp_path, "corpus_with_symbolic_dims") == failed
-
-
-FILE = """
-from xrt.testing.suite import EngineSuite
-
-class TestIt(EngineSuite):
-    engine = {engine}
-"""
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +25,6 @@ from xrt.graph import Attribute, Constant, DType, Function, Node, OptionalType, 
 from xrt.partition import partition
 from xrt.runtime.inputs import copy_values
 from xrt.testing.corpus.entry import graph, node
-from xrt.testing.fault_injection import FaultyEngine
 from xrt.verify import CheckVerdict, Verdict, bisect, verify
 from xrt.verify.comparison import OutputJudge, find_precision, widen
 from xrt.verify.execution import Stopped, run_alone
@@ -37,6 +36,7 @@ pytestmark = pytest.mark.sample(3)
 def test_a_right_plan_is_verified() -> None:
     with xrt.XRTModule(long_model(count=20, at=7), engine=["ort", "toy"], pins=["Sin=toy"]) as module:
         report = module.verify(numbers())
+        assert module.bisect(numbers()) is None
     assert report
     assert len(report.regions) == len(module.plan.launches) > 1
     assert all(region.judgement.verdict is Verdict.AGREES for region in report.regions)
@@ -45,21 +45,27 @@ def test_a_right_plan_is_verified() -> None:
 
 
 @pytest.mark.full
-def test_a_wrong_kernel_is_found_in_the_region_and_the_value_that_it_makes() -> None:
+def test_a_wrong_kernel_is_found_in_its_region_and_reduced_to_its_node() -> None:
     with xrt.XRTModule(long_model(), engine=[Wrong(native="off"), "ort"], maximum_nodes=40) as module:
-        report = module.verify(numbers())
+        report, culprit = module.verify(numbers()), module.bisect(numbers())
     assert not report
     assert [region.name for region in report.differing] == ["xrt_wrong_2"]
     (region,) = report.differing
     assert region.differing[0].node == "n117" and region.differing[0].op == "Atan"
     assert "inside, first at node 'n117' (Atan)" in str(report)
     assert report.to_dict()["regions"][2]["judgement"]["verdict"] == "disagrees"
+    assert [node.name for node in culprit.function.nodes] == ["n117"]
+    assert culprit.runs < 30
+    assert str(culprit).startswith("wrong{native=off} differs on 1 node: 'n117' (Atan): v118 differs in 32 of 32 elements")
+    np.testing.assert_allclose(culprit.expected[0], np.arctan(culprit.inputs[0]), rtol=1e-6)
 
 
 @pytest.mark.full
 def test_regions_get_right_inputs_and_the_whole_gets_wrong_ones() -> None:
+    seen: list[tuple[int, int]] = []
     with xrt.XRTModule(long_model(at=0, count=12), engine=Wrong(native="off"), maximum_nodes=4) as module:
-        report = module.verify(numbers(), inner=False)
+        report = module.verify(numbers(), inner=False, progress=lambda done, count: seen.append((done, count)))
+    assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
     assert [region.judgement.verdict for region in report.regions] == [Verdict.DISAGREES, Verdict.AGREES, Verdict.AGREES]
     assert report.whole.verdict is Verdict.DISAGREES
     assert not any(region.inner for region in report.regions)
@@ -75,43 +81,11 @@ def test_what_an_engine_writes_to_is_a_copy() -> None:
 
 
 @pytest.mark.full
-def test_progress_is_reported_of_every_region() -> None:
-    results: list[tuple[int, int]] = []
-    with xrt.XRTModule(long_model(count=12), engine="toy", maximum_nodes=4) as module:
-        module.verify(numbers(), progress=lambda done, count: results.append((done, count)))
-    assert results == [(0, 3), (1, 3), (2, 3), (3, 3)]
-
-
-@pytest.mark.full
-def test_a_wrong_kernel_among_200_nodes_is_reduced_to_its_node() -> None:
-    with xrt.XRTModule(long_model(), engine=Wrong(native="off")) as module:
-        culprit = module.bisect(numbers())
-    assert [node.name for node in culprit.function.nodes] == ["n117"]
-    assert culprit.runs < 30
-    assert str(culprit).startswith("wrong{native=off} differs on 1 node: 'n117' (Atan): v118 differs in 32 of 32 elements")
-    np.testing.assert_allclose(culprit.expected[0], np.arctan(culprit.inputs[0]), rtol=1e-6)
-
-
-@pytest.mark.full
 def test_a_wrong_fusion_is_reduced_to_the_nodes_that_it_takes() -> None:
     model = long_model(special="Sin", at=77, count=200)  # the one Sin that a Cos reads
     with xrt.XRTModule(model, engine=WronglyFusing(native="off")) as module:
         culprit = module.bisect(numbers())
     assert [node.name for node in culprit.function.nodes] == ["n77", "n78"]
-
-
-@pytest.mark.full
-def test_an_engine_that_raises_is_a_difference() -> None:
-    with xrt.XRTModule(long_model(count=6), engine=FaultyEngine(where="run", how="raise")) as module:
-        culprit = module.bisect(numbers())
-    assert len(culprit.function.nodes) == 1
-    assert "RuntimeError: the faulty engine is set to fail in run" in culprit.message
-
-
-@pytest.mark.full
-def test_where_nothing_differs_there_is_no_culprit() -> None:
-    with xrt.XRTModule(long_model(count=30), engine="ort") as module:
-        assert module.bisect(numbers()) is None
 
 
 @pytest.mark.full
@@ -296,7 +270,7 @@ def test_a_reference_that_fails_on_inner_values_is_not_blamed_on_the_engine() ->
 
 @pytest.mark.parametrize(
     ("engine", "allowed"),
-    [(Faulty(0.004, precision="bf16"), "fp32"), (Faulty(0.004, honors="bf16"), "bf16")],
+    [(Faulty(share=0.004, precision="bf16"), "fp32"), (Faulty(share=0.004, honors="bf16"), "bf16")],
     ids=["by its spec", "by the options"],
 )
 def test_an_engine_in_lower_precision_has_the_tolerance_of_it(engine: Faulty, allowed: Precision) -> None:
@@ -306,12 +280,12 @@ def test_an_engine_in_lower_precision_has_the_tolerance_of_it(engine: Faulty, al
     assert result
     assert result.whole.message.startswith("in bf16, off by 0.00")
     assert bisect(make_packed(), engine, [draw(make_packed())], evaluate, context) is None
-    assert not check(Faulty(0.3, engine.precision, engine.honors), allowed)
+    assert not check(replace(engine, share=0.3), allowed)
 
 
 def test_an_engine_that_does_not_honor_it_has_the_tolerance_of_float32() -> None:
-    assert find_precision(Faulty(0.004), CompileContext(ExecutionOptions(precision="bf16"))) == "fp32"
-    assert not check(Faulty(0.004), "bf16")
+    assert find_precision(Faulty(share=0.004), CompileContext(ExecutionOptions(precision="bf16"))) == "fp32"
+    assert not check(Faulty(share=0.004), "bf16")
     exact = create("openvino{precision=fp32}")
     assert find_precision(exact, CompileContext(ExecutionOptions(precision="bf16"))) == "fp32"
 
@@ -320,12 +294,12 @@ def test_an_engine_that_does_not_honor_it_has_the_tolerance_of_float32() -> None
 def test_a_check_of_calls_keeps_an_engine_in_lower_precision() -> None:
     function = graph({"x": "float32[3,4]"}, {"y": "float32[3,4]"}, node("Tanh", "x", "y"))
     x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
-    with xrt.XRTModule(function, [Faulty(0.004, precision="bf16")], cache=CompileCache(), check="first") as m:
+    with xrt.XRTModule(function, [Faulty(share=0.004, precision="bf16")], cache=CompileCache(), check="first") as m:
         np.testing.assert_allclose(m(x), np.tanh(x) * 1.004, rtol=1e-6)
-        assert [launch.engine for launch in m.plan.launches] == [Faulty(0.004, precision="bf16").spec]
+        assert [launch.engine for launch in m.plan.launches] == [Faulty(share=0.004, precision="bf16").spec]
     with (
         pytest.warns(xrt.errors.FallbackWarning),
-        xrt.XRTModule(function, [Faulty(0.004), REFERENCE], cache=CompileCache(), check="first") as m,
+        xrt.XRTModule(function, [Faulty(share=0.004), REFERENCE], cache=CompileCache(), check="first") as m,
     ):
         np.testing.assert_allclose(m(x), np.tanh(x), rtol=1e-6)
 

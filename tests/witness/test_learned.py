@@ -172,35 +172,6 @@ def trees() -> Iterator[Case]:
         options = split("BRANCH_LEQ", 0) | {f"class_{k}": v for k, v in LEAVES.items()} | {"class_ids": [0] * 5}
         options |= {"class_weights": [0.25, 0.5, 0.375, 0.125, 0.25] if share else WEIGHTS, "post_transform": how}
         yield case("TreeEnsembleClassifier", [ROWS], options | list_labels(2, texts, numbers))
-    for combine, dtype in product((0, 1, 2, 3), (np.float32, np.float64)):
-        formula = lambda x, c=combine: walk(x, c)
-        yield case("TreeEnsemble", [ROWS.astype(dtype)], make_ensemble(dtype, combine), ml=5, formula=formula)
-
-
-def make_ensemble(dtype: type, combine: int) -> dict[str, object]:
-    """Return two trees of version 5, with nodes of all kinds but sets."""
-    return {
-        "n_targets": 1,
-        "aggregate_function": combine,
-        "nodes_modes": np.array([0, 1, 2], np.uint8),
-        "nodes_splits": np.array([0.0, 0.5, -0.25], dtype),
-        "nodes_featureids": [0, 1, 2],
-        "nodes_truenodeids": [1, 0, 3],
-        "nodes_trueleafs": [0, 1, 1],
-        "nodes_falsenodeids": [2, 1, 4],
-        "nodes_falseleafs": [1, 1, 1],
-        "leaf_targetids": [0] * 5,
-        "leaf_weights": np.array(WEIGHTS, dtype),
-        "tree_roots": [0, 2],
-        "post_transform": 0,
-    }
-
-
-def walk(x: Array, combine: int) -> Array:
-    first = np.where(x[:, 0] <= 0, np.where(x[:, 1] < 0.5, 0.25, 0.5), -0.75)
-    second = np.where(x[:, 2] >= -0.25, 1.0, 0.125)
-    both = np.stack([first, second])
-    return [both.mean, both.sum, both.min, both.max][combine](axis=0)[:, None].astype(x.dtype)
 
 
 def features() -> Iterator[Case]:
@@ -212,9 +183,6 @@ def features() -> Iterator[Case]:
         yield case("Normalizer", [draw(4, 3, dtype=dtype, scale=5)], {"norm": norm}, formula=formula)
     yield case("Normalizer", [np.zeros((2, 3), np.float32)], {"norm": "L2"})
     yield case("Normalizer", [draw(3)], {"norm": "L2"})
-    for dtype in types:
-        x = draw(3, 4, dtype=dtype, scale=3)
-        yield case("Binarizer", [x], {"threshold": 0.5}, formula=lambda x: (x > 0.5).astype(x.dtype))
     holes = np.array([[1, np.nan, 3], [np.nan, 5, 6]], np.float32)
     for values in ([9.0], [7.0, 8.0, 9.0]):
         yield case("Imputer", [holes], {"imputed_value_floats": values, "replaced_value_float": float("nan")})
@@ -251,9 +219,6 @@ def encoders() -> Iterator[Case]:
         yield case("LabelEncoder", [x], key | value, ml=2)
         yield case("LabelEncoder", [x], key | value | default, ml=2)
     yield case("LabelEncoder", [floats], {"keys_floats": [1.5, float("nan")], "values_int64s": [1, 2]}, ml=2)
-    tensors = {"keys_tensor": np.array(["a", "b"], object), "values_tensor": np.array([1, 2], np.int16)}
-    tensors["default_tensor"] = np.array([9], np.int16)
-    yield case("LabelEncoder", [texts], tensors, ml=4, formula=lambda x: np.array([2, 9, 1], np.int16))
     for labels in ({"classlabels_int64s": [7, 1]}, {"classlabels_strings": ["a", "b"]}):
         yield case("ZipMap", [draw(3, 2)], labels)
     of_texts, of_numbers = (MapType(key, TensorType(DType.FLOAT32, ())) for key in (DType.STRING, DType.INT64))
