@@ -97,12 +97,8 @@ def test_an_engine_gets_no_docs_metadata_devices_or_control_edges() -> None:
 
 def test_a_limit_that_holds_changes_nothing() -> None:
     function = graph(Node("Relu", ("x",), ("y",)))
-    assert to_lowest_model(function, max_opset=14, max_ir=7) == to_lowest_model(function)
+    assert to_lowest_model(function, max_opset=14) == to_lowest_model(function)
     assert why_not_downgradable(function.nodes[0], function, 14) is None
-
-
-def test_the_pairing_of_opset_and_ir_yields_to_the_limit() -> None:
-    assert to_lowest_model(graph(Node("Relu", ("x",), ("y",))), max_ir=6).ir_version == 6
 
 
 def refused(function: Function, max_opset: int) -> str:

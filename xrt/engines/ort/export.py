@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xrt.engines.ort.session import ExportedModel, get_tensor_bytes, newest_ir, newest_opset
+from xrt.engines.ort.session import NEWEST_OPSET, ExportedModel, get_tensor_bytes
 from xrt.engines.toolkit.rewrites import write_convolutions_as_products
 from xrt.formats.onnx import collect_external_weights, externalize_weights, to_lowest_model
 from xrt.graph import Constant, DType, Node
@@ -36,7 +36,7 @@ def export_model(function: Function) -> ExportedModel:
     arrays = collect_external_weights(function)
     # One file per constant, because each has separate memory.
     files = {name: f"constant_{index}" for index, name in enumerate(arrays)}
-    model = to_lowest_model(function, newest_opset(), newest_ir(), locations=files, min_opset=_OPSET_OF_CASTS)
+    model = to_lowest_model(function, NEWEST_OPSET, locations=files, min_opset=_OPSET_OF_CASTS)
     ceil_mode_outputs = {
         node.output[0] for node in model.graph.node if any(a.name == "ceil_mode" and a.i for a in node.attribute)
     }

@@ -108,45 +108,14 @@ def why_not_opened(export: ExportedModel, providers: Sequence[Provider]) -> str 
     return None
 
 
-_TRIVIAL_OPSET = 14
+NEWEST_OPSET = 26
+"""The newest version of ai.onnx that ONNX Runtime 1.31 reads."""
 
 
 @lru_cache(maxsize=1)
 def registered_operators() -> frozenset[tuple[str, str]]:
     """List the (domain, name) of each operator for which the library has a schema."""
     return frozenset((schema.domain, schema.name) for schema in native.get_all_operator_schema())
-
-
-@lru_cache(maxsize=1)
-def newest_opset() -> int:
-    """Find the newest version of ai.onnx that the library can read, by trying."""
-    from xrt.graph import latest_opset  # not needed for a start from the cache
-
-    return next((version for version in range(latest_opset(), _TRIVIAL_OPSET, -1) if _can_read(opset=version)), _TRIVIAL_OPSET)
-
-
-@lru_cache(maxsize=1)
-def newest_ir() -> int:
-    """Find the newest IR version that the library can read, by trying."""
-    ir = _make_trivial_model().ir_version
-    return max(version for version in range(ir, ir + 32) if version == ir or _can_read(ir=version))
-
-
-def _make_trivial_model() -> Any:
-    from xrt.formats.onnx import to_lowest_model  # not needed for a start from the cache
-
-    value = TensorType(DType.FLOAT32, (1,))
-    node = Node("Relu", ("x",), ("y",))
-    return to_lowest_model(Function((Value("x", value),), (Value("y", value),), (node,), opsets={"": _TRIVIAL_OPSET}))
-
-
-def _can_read(opset: int | None = None, ir: int | None = None) -> bool:
-    model = _make_trivial_model()
-    if opset is not None:
-        model.opset_import[0].version = opset
-    if ir is not None:
-        model.ir_version = ir
-    return why_not_opened(ExportedModel(model.SerializeToString()), ["CPUExecutionProvider"]) is None
 
 
 LIBRARY = f"ONNX Runtime {onnxruntime.__version__}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from xrt.engines.ort.executable import why_not_passable
 from xrt.engines.ort.export import export_model
-from xrt.engines.ort.session import LIBRARY, newest_opset, registered_operators, why_not_opened
+from xrt.engines.ort.session import LIBRARY, NEWEST_OPSET, registered_operators, why_not_opened
 from xrt.engines.ort.tables import find_known_issue
 from xrt.engines.toolkit.support import LibrarySupport, NodeQuery, close_over
 from xrt.formats.onnx import why_not_downgradable
@@ -37,8 +37,8 @@ def _make_support(providers: tuple[str, ...]) -> LibrarySupport:
 def _why_not_operator(node: Node, function: Function) -> str | None:
     if node.domain not in function.opsets:
         return f"the function imports no opset for domain {node.domain!r}"
-    if reason := why_not_downgradable(node, function, newest_opset()):
-        return f"{LIBRARY} reads opsets up to {newest_opset()}: {reason}"
+    if reason := why_not_downgradable(node, function, NEWEST_OPSET):
+        return f"{LIBRARY} reads opsets up to {NEWEST_OPSET}: {reason}"
     return None if (node.domain, node.op_type) in registered_operators() else f"{LIBRARY} does not know {node.op}"
 
 
@@ -50,7 +50,7 @@ def why_not_convertible(node: Node, function: Function, providers: tuple[str, ..
     """
     if any(function.get_type(name) is None for name in node.uses):
         return None
-    query = NodeQuery.from_node(node, function, version=function.opsets.get("", newest_opset()))
+    query = NodeQuery.from_node(node, function, version=function.opsets.get("", NEWEST_OPSET))
     inputs = tuple(map(_erase_extents, query.inputs))
     outputs = tuple(None if output is None else (_erase_extents(output[0]),) for output in query.outputs)
     return _query_library(replace(query, inputs=inputs, outputs=outputs), providers)

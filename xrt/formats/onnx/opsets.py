@@ -197,7 +197,6 @@ def _find_identity_opset(type_: Type | None) -> int:
 def to_lowest_model(
     function: Function,
     max_opset: int | None = None,
-    max_ir: int | None = None,
     locations: Mapping[str, str] = FrozenDict(),
     min_opset: int = 1,
 ) -> ModelProto:
@@ -209,7 +208,7 @@ def to_lowest_model(
 
     Nodes that need a newer ai.onnx opset than ``max_opset`` are converted; raises ModelError with the reason if onnx cannot. For
     libraries that insert operators of ``min_opset``, the opset of the model is at least ``min_opset``, or that of the Function if
-    it is lower. The IR version is the one that was released with the opset, but at most ``max_ir``.
+    it is lower. The IR version is the one that was released with the opset.
 
     ``locations`` maps names of large constants of the main graph to names of files. The constants become references to external
     data at offset 0 of these files, which are not written: pass the arrays of `collect_external_weights` to the library. Call
@@ -229,7 +228,7 @@ def to_lowest_model(
         return write_reference(lambda _: (locations[name], 0), constant, name)
 
     writer = GraphWriter(write_constant, with_metadata=False)
-    return make_model(function, opsets, find_ir_version(opsets, ceiling=max_ir), writer)
+    return make_model(function, opsets, find_ir_version(opsets), writer)
 
 
 def find_lowest_opset(node: Node, function: Function) -> int:

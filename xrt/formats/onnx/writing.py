@@ -73,12 +73,10 @@ def find_newer_node(function: Function, max_opset: int) -> Node | None:
     return None
 
 
-def find_ir_version(opsets: Mapping[str, int], *, floor: int = 0, ceiling: int | None = None) -> int:
-    """Find the IR version that was released with the newest of these opsets, limited to ``floor`` and ``ceiling``."""
+def find_ir_version(opsets: Mapping[str, int], *, floor: int = 0) -> int:
+    """Find the IR version that was released with the newest of these opsets; at least ``floor``."""
     operator_sets = [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items() if latest_version(d)]
     version: int = helper.find_min_ir_version_for(operator_sets, ignore_unknown=True)
-    if ceiling is not None:
-        version = min(version, ceiling)
     return max(MIN_IR_VERSION, floor, version)
 
 
