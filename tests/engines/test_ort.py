@@ -112,22 +112,16 @@ def test_buffers_serve_every_kind_of_output() -> None:
     assert np.array_equal(results[1], SQUARE)
 
 
-def test_calls_into_fixed_buffers_take_any_strides_and_go_the_public_way_where_there_is_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_calls_into_fixed_buffers_take_any_strides() -> None:
     model = function(node("Relu", "x", "y"), inputs={"x": tensor(2, 3)})
     data, frozen = np.arange(-3, 3, dtype="float32").reshape(3, 2), SQUARE.copy()
     frozen.flags.writeable = False
-    for private in (True, False):
-        if not private:
-            monkeypatch.setattr("xrt.engines.ort.executable.getattr", lambda item, name, default: default, raising=False)
-        executable, buffer = Ort().compile(model, CONTEXT), np.empty((2, 3), "float32")
-        np.testing.assert_array_equal(executable.run([SQUARE])[0], np.maximum(SQUARE, 0))
-        into, bound = executable.bind_outputs([buffer]), executable.bind([frozen], [buffer])
-        into(data.T)
-        np.testing.assert_array_equal(buffer, np.maximum(data.T, 0))
-        bound()
-        np.testing.assert_array_equal(buffer, np.maximum(SQUARE, 0))
+    executable, buffer = Ort().compile(model, CONTEXT), np.empty((2, 3), "float32")
+    into, bound = executable.bind_outputs([buffer]), executable.bind([frozen], [buffer])
+    into(data.T)
+    np.testing.assert_array_equal(buffer, np.maximum(data.T, 0))
+    bound()
+    np.testing.assert_array_equal(buffer, np.maximum(SQUARE, 0))
 
 
 def test_equal_options_are_equal_engines_in_whatever_order() -> None:
@@ -229,8 +223,7 @@ def test_an_error_while_running_has_its_cause_and_its_sense() -> None:
 
 
 PROCESS = """
-import sys, numpy as np, onnxruntime
-if "pool" in sys.argv: onnxruntime.set_global_thread_pool_sizes(2, 1)
+import numpy as np
 from xrt.engines import CompileContext
 from xrt.engines.ort import Ort
 from xrt.errors import CompileRefused
@@ -250,9 +243,8 @@ else: raise SystemExit("not refused")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [[], ["pool"]], ids=["own threads", "the process's pool"])
-def test_nothing_is_printed(arguments: list[str]) -> None:
-    completed = subprocess.run([sys.executable, "-c", PROCESS, *arguments], capture_output=True, text=True, check=False)
+def test_nothing_is_printed() -> None:
+    completed = subprocess.run([sys.executable, "-c", PROCESS], capture_output=True, text=True, check=False)
     assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
 
 

@@ -50,7 +50,9 @@ def why_not(function: Function) -> str | None:
 
 @pytest.mark.parametrize(("opset", "is_read"), [(NEWEST_OPSET, True), (NEWEST_OPSET + 1, False)])
 def test_the_newest_opset_is_that_of_the_library(opset: int, is_read: bool) -> None:
-    model = onnx.parser.parse_model(f'<ir_version: 13, opset_import: ["": {opset}]> g (float[1] x) => (float[1] y) {{y = Relu(x)}}')
+    model = onnx.parser.parse_model(
+        f'<ir_version: 13, opset_import: ["": {opset}]> g (float[1] x) => (float[1] y) {{y = Relu(x)}}'
+    )
     with nullcontext() if is_read else pytest.raises(Exception, match="Opset 27"):
         onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 

@@ -70,8 +70,8 @@ class OrtExecutable(Executable):
         self._needs_no_conversion = survives_fork and all(map(_is_direct, types))
         has_packed_values = any(choose_transport(type_) is ValueTransport.PACKED for type_ in types)
         self._can_bind_arrays = survives_fork and self._can_bind and not has_packed_values
-        # The private method of the session is 20 % faster than the public one, but may not exist in other versions.
-        self._call: Call = getattr(getattr(session, "_sess", None), "run", session.run)
+        # The private method of the session is 20 % faster than the public one.
+        self._call: Call = session._sess.run
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         if not self.survives_fork and (reason := why_unusable_after_fork(self._generation)):
@@ -304,11 +304,8 @@ def _is_direct(type_: Type | None) -> bool:
 
 
 def _make_bound_call(session: InferenceSession, binding: IOBinding) -> Callable[[], None]:
-    """Make a call that runs the binding, with a private method of the session if it exists, which is 15 % faster."""
-    run = getattr(getattr(session, "_sess", None), "run_with_iobinding", None)
-    inner = getattr(binding, "_iobinding", None)
-    if run is None or inner is None:
-        return lambda: session.run_with_iobinding(binding)
+    """Make a call that runs the binding, with a private method of the session, which is 15 % faster."""
+    run, inner = session._sess.run_with_iobinding, binding._iobinding
 
     def call(_: IOBinding = binding) -> None:  # this reference keeps the arrays alive
         run(inner, None)
@@ -319,11 +316,10 @@ def _make_bound_call(session: InferenceSession, binding: IOBinding) -> Callable[
 def _make_binder(binding: IOBinding, inputs: Mapping[str, Type | None]) -> Callable[[str, Array], None]:
     """Make a function that binds a C-contiguous array to an input by name.
 
-    It is a private method of the binding, which is faster, if that exists and NumPy has the types of all inputs.
+    It is a private method of the binding, which is faster, if NumPy has the types of all inputs.
     """
-    inner = getattr(getattr(binding, "_iobinding", None), "bind_input", None)
-    if inner is not None and all(map(_is_direct, inputs.values())):
-        return inner  # type: ignore[no-any-return]  # the library is untyped
+    if all(map(_is_direct, inputs.values())):
+        return binding._iobinding.bind_input  # type: ignore[no-any-return]  # the library is untyped
     return lambda name, array: binding.bind_ortvalue_input(name, by_reference(array, _dtype(inputs[name])))
 
 

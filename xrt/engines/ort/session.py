@@ -18,7 +18,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 from xrt.engines.contract.graph_compiler import MemoryUse
 from xrt.engines.toolkit.libraries import AllocationTracker, remove_noise, shorten
 from xrt.errors import CompileRefused
-from xrt.graph import DType, FrozenDict, Function, Node, TensorType, Value
+from xrt.graph import DType, FrozenDict, TensorType
 from xrt.graph.constants import FileMapping
 
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
@@ -61,8 +61,7 @@ def make_quiet_options() -> SessionOptions:
 def open_session(export: ExportedModel, options: SessionOptions, providers: Sequence[Provider]) -> InferenceSession:
     """Open a session. The memory of ``export.files`` must live as long as the session.
 
-    If the process has a global thread pool (``onnxruntime.set_global_thread_pool_sizes``), the session uses that, because the
-    library then allows no other. Raises CompileRefused if the model is invalid or not implemented, or any other library error.
+    Raises CompileRefused if the model is invalid or not implemented, or any other library error.
     """
     register_files(export, options)
     try:
@@ -70,12 +69,6 @@ def open_session(export: ExportedModel, options: SessionOptions, providers: Sequ
         session = InferenceSession(export.model, options, list(providers), enable_fallback=0)
     except (native.NotImplemented, native.InvalidGraph) as error:
         raise CompileRefused(f"{LIBRARY} declines: {summarize_error(error)}") from error
-    except RuntimeError as error:
-        if not options.use_per_session_threads or "use_per_session_threads" not in str(error):
-            raise
-        options.use_per_session_threads = False
-        options.intra_op_num_threads = options.inter_op_num_threads = 0  # any other number prints a warning
-        return open_session(ExportedModel(export.model), options, providers)
     if options.intra_op_num_threads != 1:
         # The threads of a new session would spin for 30 ms on a full core. ``session.force_spinning_stop`` ends that after a run,
         # even after this one, which the library always rejects because it requests no outputs.
