@@ -263,13 +263,17 @@ class GraphCompiler(abc.ABC):
         return self.spec
 
 
+def check_buffer(buffer: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: Sequence[int]) -> None:
+    """Raise RunFailed if the buffer for a result of this dtype and shape has another one."""
+    if dtype != buffer.dtype or tuple(shape) != buffer.shape:
+        raise RunFailed(f"a result is {dtype}{list(shape)}, but the buffer for it is {buffer.dtype}{list(buffer.shape)}")
+
+
 def fill(buffer: np.ndarray[Any, Any], result: Any) -> np.ndarray[Any, Any]:
     """Copy a result into a buffer and return the buffer. Raises RunFailed if their dtype or shape differs."""
-    if result.dtype != buffer.dtype or result.shape != buffer.shape:
-        result_type = f"{result.dtype}{list(result.shape)}"
-        buffer_type = f"{buffer.dtype}{list(buffer.shape)}"
-        raise RunFailed(f"a result is {result_type}, but the buffer for it is {buffer_type}")
-    np.copyto(buffer, result)
+    if result is not buffer:
+        check_buffer(buffer, result.dtype, result.shape)
+        np.copyto(buffer, result)
     return buffer
 
 

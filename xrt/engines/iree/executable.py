@@ -118,8 +118,7 @@ class IreeExecutable(Executable):
         targets = zip(buffers, self._outputs, shapes, strict=True)
         arrays = [_choose_buffer(buffer, spec, shape) for buffer, spec, shape in targets]
         self._call([*map(self._prepare_input, inputs), *arrays])
-        # A result that was not computed in its buffer is copied there.
-        return [a if buffer is None or buffer is a else fill(buffer, a) for buffer, a in zip(buffers, arrays, strict=True)]
+        return [array if buffer is None else fill(buffer, array) for array, buffer in zip(arrays, buffers, strict=True)]
 
     def output_buffer_threshold(self) -> Sequence[int | None]:
         return [0] * len(self._outputs)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt.engines.contract.graph_compiler import Executable, MemoryUse
+from xrt.engines.contract.graph_compiler import Executable, MemoryUse, check_buffer
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.native import abi, bindings as c
 from xrt.engines.native.library import MessageBuffer, NativeKernel
@@ -344,18 +344,18 @@ class NativeExecutable(Executable):
     outputs_are_fresh = True
     updates_inputs = False
 
-    def __init__(self, name: str, tape: NativeTape, outputs: Sequence[str]) -> None:
-        """``name`` and ``outputs`` are the names of the Function and of its outputs, for error messages."""
+    def __init__(self, name: str, tape: NativeTape) -> None:
+        """``name`` is the name of the Function, for error messages."""
         self.tape = tape
         self._name = name
-        self._outputs = tuple(outputs)
-        self._types = [(TensorType(DType.from_array(np.empty(0, dtype)), shape), dtype, shape) for shape, dtype in tape.outputs]
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> list[Any]:
         if len(inputs) != len(self.tape.inputs):
             raise InputError(f"function {self._name!r} takes {len(self.tape.inputs)} inputs; got {len(inputs)}")
         if (out := options.host_buffers) is not None:
-            check_buffers(self._name, self._outputs, self._types, out, aligned=True)
+            for buffer, (shape, dtype) in zip(out, self.tape.outputs, strict=True):
+                if buffer is not None:  # the kernels would write beyond the end of a smaller one
+                    check_buffer(buffer, dtype, shape)
         return self.tape.run(inputs, out)
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
@@ -377,7 +377,7 @@ class NativeExecutable(Executable):
         return True
 
     def output_buffer_threshold(self) -> Sequence[int | None]:
-        return [MIN_FILLED_BYTES] * len(self._outputs)
+        return [MIN_FILLED_BYTES] * len(self.tape.outputs)
 
     def inplace_pairs(self) -> Sequence[tuple[int, int]]:
         return self.tape.in_place
@@ -385,43 +385,6 @@ class NativeExecutable(Executable):
     def memory(self) -> tuple[MemoryUse, ...]:
         why = "inner values and scratch space of kernels, planned at compile time; there is a block for each concurrent call"
         return (MemoryUse("workspace", self.tape.workspace, why, per_call=True),)
-
-
-def check_buffers(
-    function: str,
-    names: Sequence[str],
-    outputs: Sequence[tuple[Any, np.dtype[Any] | None, Sequence[int]]],
-    out: Sequence[Any],
-    describe: Callable[[Any], str] = str,
-    *,
-    aligned: bool,
-) -> None:
-    """Raise InputError if a buffer in ``out`` does not match its output. With ``aligned``, buffers must be aligned.
-
-    ``outputs`` has a tuple (value or type, dtype, shape) for each output. The dtype is None if the output is not an array.
-    ``describe`` formats the value or type for the error message.
-    """
-    if len(out) != len(names):
-        raise InputError(f"function {function!r} has {len(names)} outputs; out= has {len(out)} buffers")
-    for name, (output, dtype, shape), buffer in zip(names, outputs, out, strict=True):
-        if buffer is None:
-            continue
-        if dtype is None:
-            reason = f"the output is {describe(output)}, which cannot be written to a buffer"
-        elif not isinstance(buffer, np.ndarray):
-            reason = f"the output is {describe(output)}, the buffer {type(buffer).__name__}"
-        elif buffer.dtype != dtype or buffer.shape != shape:
-            actual = f"{buffer.dtype}[{','.join(map(str, buffer.shape))}]"
-            reason = f"the output is {describe(output)}, the buffer {actual}"
-        elif not buffer.flags.c_contiguous:
-            reason = "the buffer is not C-contiguous"
-        elif not buffer.flags.writeable:
-            reason = "the buffer is read-only"
-        elif aligned and not buffer.flags.aligned:
-            reason = "the buffer is not aligned"
-        else:
-            continue
-        raise InputError(f"out= for output {name!r}: {reason}; pass a writable C-contiguous array, or None for a new one")
 
 
 def run_kernel(

@@ -18,7 +18,7 @@ from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.openvino.library import LIBRARY, get_core, mark_pool_idle, summarize_error
 from xrt.engines.toolkit.memory import make_writable_alias
-from xrt.errors import InputError, RunFailed
+from xrt.errors import RunFailed
 from xrt.graph import DType, Function, TensorType, Type, Value
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -248,10 +248,8 @@ class OpenVinoExecutable(Executable):
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         if (out := options.host_buffers) is None:
             return self._compute(inputs, self._no_buffers)
-        _check_buffers(out, self.function.outputs)
         results = self._compute(inputs, self._choose_buffers(inputs, out))
-        # A result that was not computed in its buffer is copied there.
-        return [r if buffer is None or r is buffer else fill(buffer, r) for buffer, r in zip(out, results, strict=True)]
+        return [result if buffer is None else fill(buffer, result) for result, buffer in zip(results, out, strict=True)]
 
     def _compute(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array]:
         try:
@@ -341,19 +339,6 @@ class OpenVinoExecutable(Executable):
             is_target = buffer is not None and _is_writable(buffer, other_inputs)
             targets.append(buffer if is_target else None)
         return targets
-
-
-def _check_buffers(buffers: Sequence[Array | None], outputs: Sequence[Value]) -> None:
-    """Raise InputError if the type or shape of a buffer differs from that of its output."""
-    for buffer, value in zip(buffers, outputs, strict=True):
-        if buffer is None or not isinstance(value.type, TensorType) or not value.type.is_static:
-            continue
-        dtype = np.dtype(value.type.dtype.numpy)
-        if buffer.dtype != dtype or buffer.shape != value.type.shape:
-            raise InputError(
-                f"a buffer given in out= is {buffer.dtype}{list(buffer.shape)}, and the output is "
-                f"{dtype}{list(value.type.shape or ())}; give one just like it, or None"
-            )
 
 
 def _find_shape(type_: Type | None, input_dims: Collection[str]) -> tuple[Any, ...] | None:

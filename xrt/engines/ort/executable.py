@@ -10,10 +10,10 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from onnxruntime import InferenceSession, IOBinding, OrtValue
 
-from xrt.engines.contract.graph_compiler import Executable, MemoryUse
+from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.ort.session import LIBRARY, Bytes, make_tensor_type, summarize_error
-from xrt.errors import InputError, RunFailed
+from xrt.errors import RunFailed
 from xrt.forking import get_generation, why_unusable_after_fork
 from xrt.graph import Constant, DType, FrozenDict, Function, MapType, TensorType, Type, Value
 
@@ -83,11 +83,9 @@ class OrtExecutable(Executable):
                 return self._call(self._names, feed, None)
             buffers = out or [None] * len(self._names)
             results = self._compute(feed, self._choose_buffers(feed, buffers))
-            return [x if buffer is None else _fill_buffer(buffer, x) for x, buffer in zip(results, buffers, strict=True)]
-        except InputError:
-            raise
         except Exception as error:
             raise self._make_error(error) from error
+        return [x if buffer is None else fill(buffer, x) for x, buffer in zip(results, buffers, strict=True)]
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
         if not self._needs_no_conversion:
@@ -268,17 +266,6 @@ def _allocate(type_: Type | None) -> Array:
 
 def _raise_closed(*_: Any) -> Any:
     raise RuntimeError("the executable is closed")
-
-
-def _fill_buffer(buffer: Array, result: Array) -> Array:
-    """Copy a result to a buffer. Raises InputError if type or shape differ."""
-    if buffer is result:
-        return buffer
-    if buffer.dtype != result.dtype or buffer.shape != result.shape:
-        actual, expected = (f"{array.dtype}{list(array.shape)}" for array in (buffer, result))
-        raise InputError(f"a buffer given in out= is {actual}, and the output is {expected}; give one just like it, or None")
-    buffer[...] = result
-    return buffer
 
 
 Call: TypeAlias = Callable[[list[str], Mapping[str, Any], None], list[Any]]

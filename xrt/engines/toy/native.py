@@ -51,7 +51,7 @@ class Segments:
         # A native call has the inputs and outputs of the tape, in its order.
         if tuple(source.name for source in tape.inputs) != inputs or node.outputs != outputs:
             return None
-        return NativeExecutable(self.function.name, tape, outputs)
+        return NativeExecutable(self.function.name, tape)
 
     def find_kernel(self, node: Node) -> StepKernel | None:
         """Find the kernel of a node that replaces a segment; None for other nodes."""

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from xrt.engines.contract.graph_compiler import Executable, MemoryUse
+from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.native.bindings import address_of
-from xrt.engines.native.tape import check_buffers
 from xrt.engines.toolkit.memory import compute_peak_of_values
 from xrt.engines.toolkit.support import list_used_outputs
 from xrt.engines.toy.devices import SHAPE_OPS, find_shape_values
@@ -414,7 +413,7 @@ class InterpretedExecutable(Executable):
             results = unshare_results(
                 results, collect_ids(arguments), lambda array: _is_view(array) and id(array) not in buffer_ids
             )
-        return self._copy_to_buffers(results, out)
+        return [result if buffer is None else fill(buffer, result) for result, buffer in zip(results, out, strict=True)]
 
     def output_buffer_threshold(self) -> Sequence[int | None]:
         return [MIN_FILLED_BYTES if step else None for step in self._output_steps]
@@ -458,17 +457,6 @@ class InterpretedExecutable(Executable):
     def memory(self) -> tuple[MemoryUse, ...]:
         why = "inner values, each until its last reader has run; temporary memory of kernels is not included"
         return (MemoryUse("workspace", compute_peak_of_values(self.function), why, per_call=True),)
-
-    def _copy_to_buffers(self, results: list[Any], out: Sequence[Any]) -> list[Any]:
-        """Copy results to the caller's buffers, and return the buffers instead of these results."""
-        names = [value.name for value in self.function.outputs]
-        outputs = [(x, getattr(x, "dtype", None), getattr(x, "shape", ())) for x in results]
-        # Check all buffers before writing one.
-        check_buffers(self.function.name, names, outputs, out, describe_value, aligned=False)
-        for result, buffer in zip(results, out, strict=True):
-            if buffer is not None and result is not buffer:
-                np.copyto(buffer, result)
-        return [result if buffer is None else buffer for result, buffer in zip(results, out, strict=True)]
 
 
 def _matches_type(buffer: Any, value: Value) -> bool:
