@@ -138,8 +138,6 @@ REFUSED = [
         f"{', '.join(onnxruntime.get_available_providers())}. Others come with other builds, such as onnxruntime-gpu.")),
     ({"providers": ()}, "providers of engine 'ort' must be one or more different names; got ()"),
     ({"providers": 3}, "providers of engine 'ort' must be a tuple of names; got 3"),
-    ({"inter_op_threads": 2},
-     "inter_op_threads=2 of engine 'ort' has an effect only with execution_mode='parallel'; it is 'sequential'"),
     ({"config": "x"}, "config of engine 'ort' must map names to values; got 'x'"),
     ({"config": {"session.intra_op.alow_spinning": 0}}, (
         "ONNX Runtime reads no session config entry 'session.intra_op.alow_spinning', and would ignore it. "
@@ -166,10 +164,8 @@ def test_options_reach_the_session() -> None:
     options = engine.make_session_options(3)
     assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 1)
-    assert (options.enable_cpu_mem_arena, options.enable_mem_pattern, options.use_deterministic_compute) == (False, True, True)
+    assert (options.enable_cpu_mem_arena, options.use_deterministic_compute) == (False, True)
     assert options.get_session_config_entry("session.set_denormal_as_zero") == "1"
-    parallel = Ort(execution_mode="parallel").make_session_options(3)
-    assert (parallel.execution_mode, parallel.inter_op_num_threads) == (onnxruntime.ExecutionMode.ORT_PARALLEL, 3)
 
 
 DISABLED = "optimization.disable_specified_optimizers"

@@ -243,7 +243,6 @@ os._exit(0)
     ("engine", "ends"),
     [
         *((engine, "as others do") for engine in ("toy", "ort", "openvino", "torch", "xla", "iree")),
-        ("ort{execution_mode=parallel, inter_op_threads=2}", "as others do"),
         ("tvm", "at once"),
     ],
 )

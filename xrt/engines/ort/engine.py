@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import onnxruntime
-from onnxruntime import ExecutionMode, GraphOptimizationLevel, SessionOptions
+from onnxruntime import GraphOptimizationLevel, SessionOptions
 
 from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphCompiler
 from xrt.engines.contract.options import check_options, option
@@ -38,7 +38,6 @@ _LEVELS = {
     "all": GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
 _CPU = ("CPUExecutionProvider",)
-_MODES = {"sequential": ExecutionMode.ORT_SEQUENTIAL, "parallel": ExecutionMode.ORT_PARALLEL}
 MIN_SAVED_NODES = 24
 """Sessions with fewer nodes are not worth saving, because optimizing them takes no longer than reading the cache."""
 MIN_SAVED_CONSTANT_BYTES = 1 << 20
@@ -72,14 +71,8 @@ class Ort(GraphCompiler):
     """Options of the providers, each under ``<provider>.<option>``."""
     optimization: Literal["none", "basic", "extended", "layout", "all"] = "all"
     """The level of ONNX Runtime's graph optimizations."""
-    execution_mode: Literal["sequential", "parallel"] = "sequential"
-    """``parallel`` runs independent nodes at the same time, on `inter_op_threads` threads."""
-    inter_op_threads: int | None = option(None, at_least=1)
-    """Number of threads for independent nodes with ``execution_mode="parallel"``; None for the thread budget."""
     memory_arena: bool = True
     """Whether to keep freed CPU memory for later calls."""
-    memory_pattern: bool = True
-    """Whether to allocate one block of memory per call, planned in the first call with the same shapes."""
     deterministic: bool = False
     """Whether kernels must be bitwise reproducible."""
     config: Mapping[str, str] = option(FrozenDict(), names_files=True)
@@ -91,11 +84,6 @@ class Ort(GraphCompiler):
             object.__setattr__(self, field, convert(field, getattr(self, field)))
         _check_providers(self.providers, self.provider_options)
         check_options(self)
-        if self.inter_op_threads is not None and self.execution_mode != "parallel":
-            raise OptionError(
-                f"inter_op_threads={self.inter_op_threads} of engine 'ort' has an effect only with execution_mode='parallel'; "
-                f"it is {self.execution_mode!r}"
-            )
         _check_config(self.config)
 
     def why_not(self, node: Node, function: Function) -> str | None:
@@ -181,10 +169,8 @@ class Ort(GraphCompiler):
         with AllocationTracker(export.nbytes) as allocations:
             session = open_session(export, options, [(name, self._select_options(name)) for name in self.providers])
         uses = partial(report_memory, export.copied, export.mapped, allocations)
-        survives_fork = self.execution_mode == "sequential"
-        executable = OrtExecutable(function, session, inputs, outputs, export.files, uses, inplace, survives_fork=survives_fork)
-        # The calling thread counts in both thread pools, but the library does not start it.
-        executable.idle_threads = max(0, options.intra_op_num_threads + options.inter_op_num_threads - 2)
+        executable = OrtExecutable(function, session, inputs, outputs, export.files, uses, inplace)
+        executable.idle_threads = options.intra_op_num_threads - 1  # the calling thread counts too
         return executable
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
@@ -276,12 +262,9 @@ class Ort(GraphCompiler):
     def make_session_options(self, threads: int, device: str = "cpu", function: Function | None = None) -> SessionOptions:
         options = make_quiet_options()
         options.graph_optimization_level = _LEVELS[self.optimization]
-        options.execution_mode = _MODES[self.execution_mode]
-        inter_op = min(self.inter_op_threads or threads, threads) if self.execution_mode == "parallel" else 1
-        options.inter_op_num_threads = inter_op
-        options.intra_op_num_threads = threads - inter_op + 1  # the calling thread counts in both pools
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
         options.enable_cpu_mem_arena = self.memory_arena
-        options.enable_mem_pattern = self.memory_pattern
         options.use_deterministic_compute = self.deterministic
         config = dict(_CPU_CONFIG if device == "cpu" and self.providers == _CPU else _CONFIG)
         if has_saturating_sums():

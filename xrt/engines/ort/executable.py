@@ -14,7 +14,6 @@ from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.ort.session import LIBRARY, Bytes, make_tensor_type, summarize_error
 from xrt.errors import RunFailed
-from xrt.forking import get_generation, why_unusable_after_fork
 from xrt.graph import Constant, DType, FrozenDict, Function, MapType, TensorType, Type, Value
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -39,14 +38,11 @@ class OrtExecutable(Executable):
         files: Mapping[str, Bytes] = FrozenDict(),
         list_memory: Callable[[], Sequence[MemoryUse]] = tuple,
         inplace: Mapping[int, int] = FrozenDict(),
-        *,
-        survives_fork: bool = True,
     ) -> None:
         """``inputs`` and ``outputs`` are those of the Function, with the names in the session.
 
         The session reads the memory of ``files``. ``list_memory`` lists the memory of the session and the files. ``inplace`` maps
-        the indices of inputs to those of the outputs that may overwrite them. ``survives_fork`` is False if the session has a
-        thread pool for nodes: in a forked child a run would wait for these threads forever.
+        the indices of inputs to those of the outputs that may overwrite them.
         """
         session_types = {output.name: make_tensor_type(output.type) for output in session.get_outputs()}
         self.function = function
@@ -55,8 +51,6 @@ class OrtExecutable(Executable):
         self.files = files
         """The memory of weights, by their file names in the model."""
         self.inplace = inplace
-        self.survives_fork = survives_fork
-        self._generation = get_generation()
         self._list_memory = list_memory
         self._session: InferenceSession | None = session
         self._inputs = {value.name: value.type for value in inputs}
@@ -66,16 +60,13 @@ class OrtExecutable(Executable):
         self._needs_binding = not all(map(_is_direct, self._outputs.values()))
         """Whether NumPy lacks the type of an output, which then can only be read from a binding."""
         self._can_bind = all(map(_is_numeric, types))
-        # Only `run` checks for a fork, so a session that does not survive a fork is always called by `run`.
-        self._needs_no_conversion = survives_fork and all(map(_is_direct, types))
+        self._needs_no_conversion = all(map(_is_direct, types))
         has_packed_values = any(choose_transport(type_) is ValueTransport.PACKED for type_ in types)
-        self._can_bind_arrays = survives_fork and self._can_bind and not has_packed_values
+        self._can_bind_arrays = self._can_bind and not has_packed_values
         # The private method of the session is 20 % faster than the public one.
         self._call: Call = session._sess.run
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        if not self.survives_fork and (reason := why_unusable_after_fork(self._generation)):
-            raise RunFailed(f"{LIBRARY} cannot run {self.function.name!r}: {reason}")
         out = options.host_buffers
         try:
             feed = dict(zip(self._inputs, inputs, strict=True))

@@ -168,7 +168,7 @@ def optimize_model(function: Function, export: ExportedModel, options: SessionOp
     from xrt.engines.toolkit.memory import find_inplace_outputs
 
     level = options.graph_optimization_level
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.intra_op_num_threads = 1
     weights = _list_weights(function)
     used_names: set[str] = set()
     weight_indices = {name: index for index, name in enumerate(weights)}
