@@ -13,7 +13,7 @@ import pytest
 
 from tests.engines.written import one, tensor
 from xrt.engines.toolkit.known_issues import KnownIssue, Predicate, always, attribute_is, match_known_issue
-from xrt.engines.toolkit.libraries import remove_noise, shorten
+from xrt.engines.toolkit.libraries import shorten, summarize_error
 from xrt.engines.toolkit.memory import make_writable_alias
 from xrt.engines.toolkit.support import (
     SYMBOLIC_OPERATORS,
@@ -28,10 +28,18 @@ from xrt.passes import infer_shapes
 from xrt.testing.corpus.entry import graph, i64, node
 
 
-def test_noise_is_removed_from_one_line() -> None:
-    text = "Exception from src/core.cpp:105:\n  Check 'ok' failed at a.cpp:1:\n\tNo rule for: Net.  "
-    assert remove_noise(text, (r"Exception from \S+:\d+: ", r"Check '.*?' failed at \S+:\d+: ")) == "No rule for: Net"
-    assert remove_noise("Check failed at a.cpp:1:", (r"Check failed at \S+:\d+: ",)) == ""
+@pytest.mark.parametrize(
+    ("text", "summary"),
+    [
+        ("Exception from src/core.cpp:105:\n  Check 'ok' failed at a.cpp:1:\n\tNo rule for: Net.  ", "No rule for: Net"),
+        ("Check 'ok' failed at a.cpp:1:", "RuntimeError"),
+        ("INVALID_ARGUMENT: no such shape", "no such shape"),
+        ("Check failed: (a == b) is false: no such axis\nStack trace:\n  File here", "no such axis"),
+        ("Check failed: (a == b) is false", "Check failed: (a == b) is false"),
+    ],
+)
+def test_noise_is_removed_from_one_line(text: str, summary: str) -> None:
+    assert summarize_error(RuntimeError(text)) == summary
 
 
 @pytest.mark.parametrize(("limit", "cut"), [(6, "abcdef"), (5, "ab..."), (3, "...")])

@@ -28,6 +28,7 @@ from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.iree.compiler import ALIGNMENT, LIBRARY
 from xrt.engines.iree.export import MLIR_TYPES, PARAMETER_SCOPE, list_parameters
+from xrt.engines.toolkit.libraries import summarize_error
 from xrt.engines.toolkit.memory import compute_peak_of_values, make_writable_alias
 from xrt.errors import CompileRefused, RunFailed
 from xrt.forking import get_generation, leak_in_child, renew_after_fork, why_unusable_after_fork
@@ -160,7 +161,7 @@ class IreeExecutable(Executable):
         try:
             invoke(arguments, results)
         except Exception as cause:
-            raise RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {_first_line(cause)}") from cause
+            raise RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {summarize_error(cause)}") from cause
         self._idle.append(invoke)
 
     def memory(self) -> tuple[MemoryUse, ...]:
@@ -173,10 +174,6 @@ class IreeExecutable(Executable):
         self._idle.clear()
         self._modules.clear()
         self._main = None
-
-
-def _first_line(cause: BaseException) -> str:
-    return next(iter(str(cause).strip().splitlines()), type(cause).__name__)
 
 
 def _is_usable(array: Any) -> bool:

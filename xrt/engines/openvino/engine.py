@@ -19,9 +19,8 @@ from xrt.engines.openvino.library import (
     get_core,
     has_precision,
     report_memory,
-    summarize_error,
 )
-from xrt.engines.toolkit.libraries import AllocationTracker
+from xrt.engines.toolkit.libraries import AllocationTracker, summarize_error
 from xrt.engines.toolkit.rewrites import has_quantized_readers
 from xrt.errors import CompileRefused
 from xrt.graph import TensorType

@@ -16,7 +16,8 @@ import openvino
 
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
-from xrt.engines.openvino.library import LIBRARY, get_core, mark_pool_idle, summarize_error
+from xrt.engines.openvino.library import LIBRARY, get_core, mark_pool_idle
+from xrt.engines.toolkit.libraries import summarize_error
 from xrt.engines.toolkit.memory import make_writable_alias
 from xrt.errors import RunFailed
 from xrt.graph import DType, Function, TensorType, Type, Value

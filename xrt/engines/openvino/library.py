@@ -9,7 +9,6 @@ import numpy as np
 import openvino
 
 from xrt.engines.contract.graph_compiler import MemoryUse
-from xrt.engines.toolkit.libraries import remove_noise, shorten
 from xrt.errors import CompileRefused
 from xrt.forking import get_generation
 from xrt.graph.constants import find_file_offset
@@ -42,26 +41,6 @@ def check_thread_pools() -> None:
         text = f"{LIBRARY} had closed a model in the process that this one was forked from; fork earlier, or spawn"
         # With an OSError as cause the error is not stored in the disk cache, because it holds for this process only.
         raise CompileRefused(text) from OSError("forked")
-
-
-_NOISE_PATTERNS = (
-    r"Exception from \S+:\d+: ",
-    r"Check '.*?' failed at \S+:\d+: ",
-    r"FrontEnd API failed with \w+: ",
-    r"While validating (?:ONNX )?node '.*?'(?: with friendly_name '.*?')?: ",
-    r"Errors during ONNX translation: ",
-    r"Model wasn't fully converted\. Summary: -- ",
-    r"To facilitate the conversion of unsupported operations.*$",
-)
-
-
-def summarize_error(error: BaseException, limit: int = 300) -> str:
-    r"""Shorten an OpenVINO error to one line without source locations and checks.
-
-    >>> summarize_error(RuntimeError("Exception from src/core.cpp:105:\nCheck 'ok' failed at src/x.cpp:1:\nNo rule for: NoSuch"))
-    'No rule for: NoSuch'
-    """
-    return shorten(remove_noise(str(error), _NOISE_PATTERNS) or type(error).__name__, limit)
 
 
 PRECISIONS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}

@@ -11,9 +11,10 @@ from typing import Any
 
 from xrt.engines.openvino.executable import convert_type, why_not_passable
 from xrt.engines.openvino.export import NEWEST_OPSET, read_model
-from xrt.engines.openvino.library import LIBRARY, summarize_error
+from xrt.engines.openvino.library import LIBRARY
 from xrt.engines.openvino.lowering import find_decomposition
 from xrt.engines.openvino.tables import list_data_inputs, why_known_issue, why_not_computed
+from xrt.engines.toolkit.libraries import summarize_error
 from xrt.engines.toolkit.support import LibrarySupport, NodeQuery, explain_disagreement, list_used_outputs, why_not_defined
 from xrt.formats.onnx import why_not_downgradable
 from xrt.graph import Function, Node, TensorType, Value, since_version

@@ -25,7 +25,8 @@ from onnxruntime import InferenceSession
 from xrt.engines.contract.graph_compiler import Executable
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.ort.executable import ValueTransport, choose_transport
-from xrt.engines.ort.session import LIBRARY, summarize_error
+from xrt.engines.ort.session import LIBRARY
+from xrt.engines.toolkit.libraries import summarize_error
 from xrt.errors import CompileRefused, RunFailed
 from xrt.forking import get_generation, renew_after_fork
 from xrt.graph import DType, Function, Node, TensorType, Type, Value, is_static

@@ -12,7 +12,8 @@ from onnxruntime import InferenceSession, IOBinding, OrtValue
 
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
-from xrt.engines.ort.session import LIBRARY, Bytes, make_tensor_type, summarize_error
+from xrt.engines.ort.session import LIBRARY, Bytes, make_tensor_type
+from xrt.engines.toolkit.libraries import summarize_error
 from xrt.errors import RunFailed
 from xrt.graph import Constant, DType, FrozenDict, Function, MapType, TensorType, Type, Value
 

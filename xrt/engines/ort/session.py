@@ -16,7 +16,7 @@ from onnxruntime import InferenceSession, SessionOptions
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from xrt.engines.contract.graph_compiler import MemoryUse
-from xrt.engines.toolkit.libraries import AllocationTracker, remove_noise, shorten
+from xrt.engines.toolkit.libraries import AllocationTracker, summarize_error
 from xrt.errors import CompileRefused
 from xrt.graph import DType, FrozenDict, TensorType
 from xrt.graph.constants import FileMapping
@@ -123,30 +123,6 @@ def make_tensor_type(name: str) -> TensorType | None:
     """
     match = re.fullmatch(r"tensor\((\w+)\)", name)
     return TensorType(DType.parse(_DTYPE_NAMES.get(match[1], match[1]))) if match else None
-
-
-_NOISE = (
-    r"\[ONNXRuntimeError\] : \d+ : \w+ : ",
-    r"Error in execution: ",
-    r"Load model from .*? failed:",
-    r"Exception during (?:loading|initialization): ",
-    r"This is an invalid model\. ",
-    r"In Node, \(.*\) -> \([^)]*\) , Error ",
-    r"Non-zero status code returned while running \w+ node\. Name:'[^']*' Status Message: ",
-    r"\S*\.(?:cc|h):\d+ ",  # source location of a failed check
-    r"^.*::\S*\(.*\).* was false\. (?=\S)",
-    r"^.*::<lambda\(\)> ",
-    r"^[\w:*&<> ]*onnxruntime::[\w:~<>]+\([^)]*\)(?: const)?(?: \[with [^\]]*\])? ",  # signature of the failing function
-)
-
-
-def summarize_error(error: BaseException, limit: int = 300) -> str:
-    """Shorten the message of an ONNX Runtime error: one line, without error codes, source locations and stack traces.
-
-    >>> summarize_error(RuntimeError("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation"))
-    'Could not find an implementation'
-    """
-    return shorten(remove_noise(str(error).partition("\nStacktrace")[0], _NOISE), limit)
 
 
 def report_memory(copied: int, mapped: int, growth: AllocationTracker) -> tuple[MemoryUse, ...]:

@@ -6,21 +6,56 @@ import ctypes
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType, TracebackType
 from typing import ClassVar, Self
 
 from xrt.forking import renew_after_fork
 
+_NOISE = (
+    # ONNX Runtime
+    r"\[ONNXRuntimeError\] : \d+ : \w+ : ",
+    r"Error in execution: ",
+    r"Load model from .*? failed:",
+    r"Exception during (?:loading|initialization): ",
+    r"This is an invalid model\. ",
+    r"In Node, \(.*\) -> \([^)]*\) , Error ",
+    r"Non-zero status code returned while running \w+ node\. Name:'[^']*' Status Message: ",
+    r"\S*\.(?:cc|h):\d+ ",  # source location of a failed check
+    r"^.*::\S*\(.*\).* was false\. (?=\S)",
+    r"^.*::<lambda\(\)> ",
+    r"^[\w:*&<> ]*onnxruntime::[\w:~<>]+\([^)]*\)(?: const)?(?: \[with [^\]]*\])? ",  # signature of the failing function
+    # OpenVINO
+    r"Exception from \S+:\d+: ",
+    r"Check '.*?' failed at \S+:\d+: ",
+    r"FrontEnd API failed with \w+: ",
+    r"While validating (?:ONNX )?node '.*?'(?: with friendly_name '.*?')?: ",
+    r"Errors during ONNX translation: ",
+    r"Model wasn't fully converted\. Summary: -- ",
+    r"To facilitate the conversion of unsupported operations.*$",
+    # TVM
+    r"^.*Check failed: (?:\(.*\) is false|\(.*?\)):? (?=\S)",
+    # XLA
+    r"^[A-Z_]+: ",  # status code
+)
+"""Parts of error messages that do not help a user, as regular expressions, in order of removal."""
 
-def remove_noise(text: str, patterns: Iterable[str]) -> str:
-    """Join the lines of the text and remove all matches of the regular expressions, in order."""
+
+def summarize_error(error: BaseException, limit: int = 200) -> str:
+    r"""Shorten the message of a library's error: one line, without status codes, source locations and stack traces.
+
+    >>> summarize_error(RuntimeError("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation"))
+    'Could not find an implementation'
+    >>> summarize_error(RuntimeError("Exception from src/core.cpp:105:\nCheck 'ok' failed at src/x.cpp:1:\nNo rule for: NoSuch"))
+    'No rule for: NoSuch'
+    """
+    message = re.split(r"\n\s*Stack ?trace", str(error))[0]
     # With a space at the end, a pattern that ends with a space also matches there.
-    text = f"{' '.join(text.split())} "
-    for pattern in patterns:
+    text = f"{' '.join(message.split())} "
+    for pattern in _NOISE:
         text = re.sub(pattern, "", text)
-    return text.strip(" .")
+    return shorten(text.strip(" .:") or type(error).__name__, limit)
 
 
 def shorten(text: str, limit: int) -> str:

@@ -9,7 +9,6 @@ For types that PyTorch computes in, tensors have the same type and share memory 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -17,11 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from xrt.engines.toolkit.libraries import shorten
 from xrt.engines.toolkit.memory import make_writable_alias
 from xrt.graph import DType
 
-MAX_SUMMARY_LENGTH = 160
 NATIVE = {
     DType.BOOL: torch.bool,
     DType.UINT8: torch.uint8,
@@ -104,9 +101,3 @@ def make_to_numpy(dtype: DType) -> Callable[[torch.Tensor], np.ndarray[Any, Any]
 def get_decoded_values(dtype: DType) -> torch.Tensor:
     """Get the float32 value of each of the 256 uint8 codes of a coded type."""
     return torch.from_numpy(np.arange(256, dtype=np.uint8).view(dtype.numpy).astype(np.float32))
-
-
-def summarize_error(cause: BaseException) -> str:
-    lines = [line.strip() for line in str(cause).splitlines()]
-    text = next((line for line in lines if line), "")
-    return shorten(re.sub(r"\s+", " ", text).rstrip(" .:"), MAX_SUMMARY_LENGTH) or type(cause).__name__

@@ -54,7 +54,7 @@ class Torch(GraphCompiler):
             return inductor.why_not(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        from xrt.engines.torch.dtypes import summarize_error
+        from xrt.engines.toolkit.libraries import summarize_error
         from xrt.engines.torch.executable import TorchExecutable, use_default_modes
         from xrt.engines.torch.program import make_program
 

@@ -25,9 +25,10 @@ import torch
 
 from xrt.engines.contract.graph_compiler import MemoryUse
 from xrt.engines.toolkit.known_issues import match_known_issue
+from xrt.engines.toolkit.libraries import summarize_error
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.engines.toolkit.shared_values import put_function, read_function
-from xrt.engines.torch.dtypes import get_torch_dtype, summarize_error
+from xrt.engines.torch.dtypes import get_torch_dtype
 from xrt.engines.torch.executable import TorchExecutable
 from xrt.engines.torch.program import TensorProgram, make_program
 from xrt.engines.torch.tables import INDUCTOR_ISSUES

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import torch
 
 from xrt.engines.kernels.table import Run
-from xrt.engines.torch.dtypes import BIT_MASKS, make_from_numpy, summarize_error
+from xrt.engines.toolkit.libraries import summarize_error
+from xrt.engines.torch.dtypes import BIT_MASKS, make_from_numpy
 from xrt.engines.torch.kernels import TorchKernelContext, ops
 from xrt.engines.torch.namespace import TORCH
 from xrt.engines.torch.opaque import make_opaque_kernel

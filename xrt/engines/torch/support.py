@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from xrt.engines.toolkit.libraries import summarize_error
 from xrt.engines.toolkit.support import LibrarySupport, close_over, why_not_defined
-from xrt.engines.torch.dtypes import BIT_MASKS, COMPLEX, NATIVE, summarize_error
+from xrt.engines.torch.dtypes import BIT_MASKS, COMPLEX, NATIVE
 from xrt.engines.torch.kernels import TorchKernelContext, ops
 from xrt.engines.torch.namespace import TORCH
 from xrt.engines.torch.opaque import make_opaque_kernel

@@ -30,7 +30,7 @@ from tvm_ffi.serialization import from_json_graph_str, to_json_graph_str
 
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse
 from xrt.engines.contract.options import RunOptions
-from xrt.engines.tvm.executable import summarize_error
+from xrt.engines.toolkit.libraries import summarize_error
 from xrt.engines.tvm.export import ImportedModule, convert_type
 from xrt.engines.tvm.pipeline import (
     ALLOCATE_RESULT,

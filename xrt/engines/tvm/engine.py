@@ -12,10 +12,11 @@ from tvm.target import codegen as tvm_codegen
 
 from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphCompiler
 from xrt.engines.contract.options import check_options, option
+from xrt.engines.toolkit.libraries import summarize_error
 from xrt.engines.toolkit.support import has_symbolic_dims
 from xrt.engines.tvm import cuda
 from xrt.engines.tvm.cuda import DeviceProgram, TvmOnDevice, load_runtime
-from xrt.engines.tvm.executable import RelaxExecutable, summarize_error
+from xrt.engines.tvm.executable import RelaxExecutable
 from xrt.engines.tvm.export import compiler_lock, import_function
 from xrt.engines.tvm.pipeline import TvmProgram, build
 from xrt.engines.tvm.serialization import load_program, save_program

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from tvm.runtime import Tensor
 
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
-from xrt.engines.toolkit.libraries import shorten
+from xrt.engines.toolkit.libraries import summarize_error
 from xrt.engines.toolkit.memory import make_writable_alias
 from xrt.engines.tvm.target import call_function
 from xrt.errors import RunFailed
@@ -23,19 +22,6 @@ from xrt.graph import TensorType
 if TYPE_CHECKING:
     from xrt.engines.tvm.pipeline import TvmProgram
     from xrt.graph import Function
-
-MAX_SUMMARY_LENGTH = 160
-
-
-def summarize_error(cause: BaseException) -> str:
-    """Shorten TVM's error to its first informative line, without source locations."""
-    lines = [line.strip() for line in str(cause).splitlines()]
-    text = next((line for line in lines if line and not line.startswith(("Stack trace", "File "))), "")
-    # Remove "Check failed: (condition) is false: ", unless nothing is left then.
-    text = re.sub(r"^.*Check failed:\s*(?:\(.*\) is false|\(.*?\)):?\s*", "", text) or text
-    text = re.sub(r"\s+", " ", text).rstrip(" .:")
-    return shorten(text, MAX_SUMMARY_LENGTH) or type(cause).__name__
-
 
 Array = np.ndarray[Any, Any]
 DESTINATION = "write_results"

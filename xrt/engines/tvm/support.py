@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache, partial
 
 from xrt.engines.toolkit.known_issues import match_known_issue
+from xrt.engines.toolkit.libraries import summarize_error
 from xrt.engines.toolkit.support import (
     LibrarySupport,
     NodeQuery,
@@ -15,7 +16,6 @@ from xrt.engines.toolkit.support import (
     why_not_defined,
 )
 from xrt.engines.tvm.cuda import OLDEST_ARCHITECTURE, build, make_target as device_target
-from xrt.engines.tvm.executable import summarize_error
 from xrt.engines.tvm.export import MAX_INLINE_ELEMENTS, compiler_lock, import_function
 from xrt.engines.tvm.pipeline import legalize
 from xrt.engines.tvm.tables import CONSTANT_OPERANDS, DTYPES, ISSUES, SIZE_INDEPENDENT

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ from typing import Any
 import jax
 from jaxlib import xla_client
 
-from xrt.engines.toolkit.libraries import shorten
 from xrt.forking import leak_in_child
 
 
@@ -127,7 +125,6 @@ if hasattr(os, "register_at_fork"):
     )
 _POOL_SIZE_VARIABLE = "PJRT_NPROC"
 """The environment variable for the thread count of a new client. XLA has no other setting for it."""
-MAX_SUMMARY_LENGTH = 160
 
 
 def get_client_device(threads: int) -> Any:
@@ -173,11 +170,3 @@ def configure_tracing(device: Any) -> Iterator[None]:
         ):
             stack.enter_context(setting)
         yield
-
-
-def summarize_error(cause: BaseException) -> str:
-    """Shorten the message of an error of JAX or XLA to its first nonempty line, without the status code."""
-    lines = [line.strip() for line in str(cause).splitlines()]
-    text = next((line for line in lines if line), "")
-    text = re.sub(r"^[A-Z_]+: ", "", re.sub(r"\s+", " ", text)).rstrip(" .:")
-    return shorten(text, MAX_SUMMARY_LENGTH) or type(cause).__name__

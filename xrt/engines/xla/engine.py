@@ -9,7 +9,7 @@ import jax
 import jaxlib
 
 from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphCompiler
-from xrt.engines.xla.client import summarize_error
+from xrt.engines.toolkit.libraries import summarize_error
 from xrt.engines.xla.executable import XlaExecutable, compile_program, export_program, load_program
 from xrt.engines.xla.support import why_not
 from xrt.errors import CompileRefused

@@ -15,9 +15,10 @@ from jaxlib import xla_client
 
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
+from xrt.engines.toolkit.libraries import summarize_error
 from xrt.engines.toolkit.memory import make_writable_alias
 from xrt.engines.xla import client
-from xrt.engines.xla.client import configure_tracing, get_client_device, summarize_error
+from xrt.engines.xla.client import configure_tracing, get_client_device
 from xrt.engines.xla.export import lower_function
 from xrt.engines.xla.kernels import MAX_KNOWN_ELEMENTS, Operand
 from xrt.errors import CompileRefused, RunFailed

@@ -7,8 +7,9 @@ from functools import lru_cache
 import jax
 import jax.numpy as jnp
 
+from xrt.engines.toolkit.libraries import summarize_error
 from xrt.engines.toolkit.support import LibrarySupport, NodeQuery, explain_disagreement, list_used_outputs, why_not_defined
-from xrt.engines.xla.client import configure_tracing, get_client_device, summarize_error
+from xrt.engines.xla.client import configure_tracing, get_client_device
 from xrt.engines.xla.export import lower_function
 from xrt.engines.xla.kernels import MAX_KNOWN_ELEMENTS, Operand
 from xrt.engines.xla.tables import DTYPES, SMALL_DTYPE_OPS, SMALL_DTYPES
