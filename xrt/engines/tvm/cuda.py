@@ -95,20 +95,6 @@ REPLACEMENT_HEADERS = {
 
 They declare only what TVM uses, because parsing NVIDIA's headers would take most of the compile time.
 """
-_MIN_MAX_MACROS = """\
-template <class T> __device__ __forceinline__ T xrt_max(T a, T b) { return a > b ? a : b; }
-template <class T> __device__ __forceinline__ T xrt_min(T a, T b) { return a < b ? a : b; }
-#define max xrt_max
-#define min xrt_min
-"""
-"""Make max and min return the second operand if one is NaN, as TVM's CPU code does. CUDA's own functions return the number."""
-
-
-def add_min_max_macros(source: str) -> str:
-    # After CUDA's headers that declare functions called max and min: before them, the macros would rewrite the declarations.
-    headers = [f"#include <{name}>\n" for name in _list_float_headers(source)]
-    position = max((source.index(header) + len(header) for header in headers), default=0)
-    return source[:position] + _MIN_MAX_MACROS + source[position:]
 
 
 def _list_float_headers(source: str) -> tuple[str, ...]:
@@ -135,7 +121,7 @@ def compile_with_nvrtc(source: str, architecture: str) -> bytes:
 
     # "-default-device", as in TVM's own call of NVRTC: functions without an annotation are device code.
     flags = ["-default-device", f"--gpu-architecture={architecture}", *_make_include_flags(source)]
-    code = add_min_max_macros(source).encode()
+    code = source.encode()
     names, headers = _make_c_strings([*REPLACEMENT_HEADERS]), _make_c_strings([*REPLACEMENT_HEADERS.values()])
     check(library.nvrtcCreateProgram(ctypes.byref(program), code, b"tvm.cu", len(REPLACEMENT_HEADERS), headers, names))
     try:

@@ -48,6 +48,7 @@ class Tvm(GraphCompiler):
     deviations: ClassVar[tuple[Deviation, ...]] = (
         Deviation("nan", (*_COMPARISON_OPS, "Add", "Div", "Elu", "HardSigmoid", "Mod", "Mul", "Selu", "Sign", "Sub")),
         Deviation("infinity", (*_COMPARISON_OPS, "Div", "Mod", "Mul", "PRelu", "ReduceLogSumExp", "Sub", "ThresholdedRelu")),
+        Deviation("integer", ("Cast",)),
     )
     supports_dynamic_shapes: ClassVar[bool] = True
     compiles_in_parallel: ClassVar[bool] = False  # the importer and the pass contexts keep state of the process

@@ -3,7 +3,7 @@
 The importer has these defects, so `decompose` rewrites the nodes before the import:
 
 - Sum, Mean, Max and Min copy their inputs into one stacked tensor and reduce that, which is slow.
-- IsInf ignores its attributes for the sign, Pow of mixed types is missing, and Softplus overflows.
+- Pow calls the C library for each element, and Softplus overflows.
 - Equal compares booleans as floats, which LLVM rejects.
 - Values that depend only on weights, such as Gemm's transposed weight, are recomputed in every run.
 """
@@ -119,8 +119,6 @@ def convert_type(type_: Any) -> TensorType:
 
 MIN_REWRITE_OPSET = 9
 """The first opset with Where and IsNaN, and with broadcasting everywhere."""
-MAX_BOX_COORDINATE = 16384
-"""Coordinates of RoiAlign's boxes are clipped to this number of pixels, because TVM reads out of bounds for infinite ones."""
 
 
 def decompose(function: Function) -> Function:
@@ -152,22 +150,6 @@ def _rewrite_node(w: NodeWriter) -> str | Sequence[str] | None:
     return None if rule is None else rule(w)
 
 
-def _is_inf(w: NodeWriter) -> str:
-    # The importer ignores both attributes, so restrict the result by the sign of the input.
-    result, zero = w.op("IsInf", w.x), w.number(0)
-    if not w.attr("detect_positive", 1):
-        result = w.op("And", result, w.op("Less", w.x, zero))
-    if not w.attr("detect_negative", 1):
-        result = w.op("And", result, w.op("Greater", w.x, zero))
-    return result
-
-
-def _pow(w: NodeWriter) -> str:
-    """Convert the exponent to the type of the base, because the importer does not support mixed types."""
-    base, exponent = w.node.inputs
-    return w.op("Pow", base, w.cast(exponent, w.dtype(base)))
-
-
 def _batch_normalization(w: NodeWriter) -> str | None:
     """Multiply by one factor and add one term per channel, both computed at compile time from the weights."""
     weights = [w.find_input(index) for index in range(1, 5)]
@@ -196,35 +178,7 @@ def _gemm(w: NodeWriter) -> str | None:
     return w.op("Gemm", w.x, transposed, *w.node.inputs[2:], attributes=attributes)
 
 
-def _roi_align(w: NodeWriter) -> str:
-    """Clamp the batch indices to the batch, and make the boxes finite, because TVM would read out of bounds."""
-    boxes, batch_indices = w.node.inputs[1:3]
-    finite = w.op("Clip", boxes, w.number(-MAX_BOX_COORDINATE), w.number(MAX_BOX_COORDINATE))
-    return w.op("RoiAlign", w.x, finite, _clamp_to_batch(w, batch_indices), attributes=w.node.attributes)
-
-
-def _max_roi_pool(w: NodeWriter) -> str:
-    """Clamp the batch indices to the batch, as for RoiAlign. They are column 0 of the boxes, before the 4 coordinates."""
-    boxes = w.node.inputs[1]
-    zero, one, five = (w.constant(np.array([k])) for k in (0, 1, 5))
-    batch_indices = _clamp_to_batch(w, w.op("Slice", boxes, zero, one, one))
-    clamped = w.op("Concat", batch_indices, w.op("Slice", boxes, one, five, one), axis=1)
-    return w.op("MaxRoiPool", w.x, clamped, attributes=w.node.attributes)
-
-
-def _clamp_to_batch(w: NodeWriter, batch_indices: str) -> str:
-    """Clamp indices along the first axis of the image, which is the first input."""
-    # MaxRoiPool's indices are sliced from the boxes: a new value without a type, whose dtype is that of the image.
-    dtype = w.dtype(batch_indices if w.node.op == "RoiAlign" else w.x).numpy
-    batch_size = w.extents(w.x)[0]
-    return w.op("Clip", batch_indices, w.constant(0, dtype), w.constant(batch_size - 1, dtype))
-
-
 _REWRITTEN: Mapping[str, Callable[[NodeWriter], str | None]] = {
-    "IsInf": _is_inf,
-    "Pow": _pow,
     "BatchNormalization": _batch_normalization,
     "Gemm": _gemm,
-    "RoiAlign": _roi_align,
-    "MaxRoiPool": _max_roi_pool,
 }

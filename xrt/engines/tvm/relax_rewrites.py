@@ -1,10 +1,8 @@
 """Rewrite calls of an imported Relax module for which TVM would generate unsafe, wrong or slow loops.
 
 - Indices are clamped to their axis. An index out of range is an error in ONNX; TVM would access memory out of bounds.
-- Shifts by the bit width or more get a condition: their result depends on the CPU in TVM, and ONNX defines it (opset 28).
 - Sums and exponentials of float16 and bfloat16 are computed in float32, because TVM would accumulate in the narrow type.
 - ``Where(a > b, a, b)`` becomes a maximum, which is one instruction. TVM's Where selects by 64-bit conditions.
-- Small integer powers become products. For Pow, TVM calls the C library for each element and prints a warning to stderr.
 """
 
 from __future__ import annotations
@@ -147,35 +145,6 @@ def _scatter_nd(call: Call, builder: BlockBuilder) -> Any:
     )
 
 
-def _power(call: Call, builder: BlockBuilder) -> Any:
-    """Multiply ``x ** 3`` out to ``x * x * x``, if the exponent is a constant scalar and an integer from 2 to 8."""
-    base, exponent = call.args
-    value = exponent.value.numpy() if isinstance(exponent, GenericConst) else None
-    if value is None or value.ndim or float(value) not in range(2, 9):
-        return call
-    product = base
-    for _ in range(int(value) - 1):
-        product = relax.op.multiply(product, base)
-    return product
-
-
-def _left_shift(call: Call, builder: BlockBuilder) -> Any:
-    value, amount = call.args
-    clamped = _clamp_shift(amount)
-    # If the clamped amount differs from the amount, all bits are shifted out.
-    return relax.op.where(relax.op.equal(amount, clamped), relax.op.left_shift(value, clamped), make_scalar(0, value))
-
-
-def _right_shift(call: Call, builder: BlockBuilder) -> Any:
-    value, amount = call.args
-    clamped = _clamp_shift(amount)
-    # If the clamped amount differs from the amount, all bits are copies of the sign, or for unsigned integers zeros.
-    signs = make_scalar(0, value)
-    if get_dtype_name(value).startswith("int"):
-        signs = relax.op.right_shift(value, make_scalar(_count_bits(value) - 1, value))
-    return relax.op.where(relax.op.equal(amount, clamped), relax.op.right_shift(value, clamped), signs)
-
-
 def _where(call: Call, builder: BlockBuilder) -> Any:
     """Replace ``where(a > b, a, b)`` by ``maximum(a, b)``, and ``where(a < b, a, b)`` by ``minimum(a, b)``."""
     condition, *branches = call.args
@@ -201,9 +170,6 @@ _REWRITES: Mapping[str, Rewrite] = {
     "relax.gather_nd": _gather_nd,
     "relax.scatter_elements": _scatter_elements,
     "relax.scatter_nd": _scatter_nd,
-    "relax.power": _power,
-    "relax.left_shift": _left_shift,
-    "relax.right_shift": _right_shift,
     "relax.where": _where,
 }
 _ACCUMULATED_IN_FLOAT32 = {
@@ -211,14 +177,6 @@ _ACCUMULATED_IN_FLOAT32 = {
     *("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d", "relax.nn.softmax", "relax.nn.gelu", "relax.nn.silu"),
 }
 """Operators on float16 and bfloat16 that are computed in float32, and whose result is cast back."""
-
-
-def _count_bits(tensor: Any) -> int:
-    return np.dtype(get_dtype_name(tensor)).itemsize * 8
-
-
-def _clamp_shift(amount: Any) -> Any:
-    return relax.op.minimum(relax.op.maximum(amount, make_scalar(0, amount)), make_scalar(_count_bits(amount) - 1, amount))
 
 
 def _get_shape(tensor: Any) -> tuple[int, ...]:
