@@ -342,11 +342,11 @@ def _transforms_another_axis(node: Node, function: Function) -> bool:
     return axis % max(rank, 1) != 1
 
 
-def may_crop_whole_axis(node: Node, function: Function) -> bool:
+def _may_crop_whole_axis(node: Node, function: Function) -> bool:
     """Whether the negative amounts of a Pad may crop more elements than an axis has."""
     constant = find_constant_input(node, 1, function)
     if constant is None and has_input(node, 1):
-        return not _is_maximum_with_positive(node.inputs[1], function)  # computed amounts may be negative
+        return True  # computed amounts may be negative
     pads = node.attr("pads", ()) if constant is None else constant.array.reshape(-1).tolist()
     if min(pads, default=0) >= 0:
         return False
@@ -362,15 +362,6 @@ def may_crop_whole_axis(node: Node, function: Function) -> bool:
         if cropped and (not isinstance(extent, int) or cropped > extent):
             return True
     return False
-
-
-def _is_maximum_with_positive(pads: str, function: Function) -> bool:
-    """Whether the amounts of a Pad are ``Max(pads, 0)``, as in the decomposition of a Pad, so that they crop nothing."""
-    producer = function.producer(pads)
-    if producer is None or producer.op != "Max":
-        return False
-    operands = [function.constants.get(name) for name in producer.inputs]
-    return any(operand is not None and bool((operand.array >= 0).all()) for operand in operands)
 
 
 def _truncates_inside_region(node: Node, function: Function) -> bool:
@@ -420,7 +411,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Pad",),
-        may_crop_whole_axis,
+        _may_crop_whole_axis,
         "writes out of bounds and crashes the process when a negative pad crops more elements than the axis has",
         (
             "cut_off_more_than_there_is of the corpus: ends the process",
