@@ -262,7 +262,7 @@ def test_products_from_many_threads_at_once_are_right(three_threads: ProductThre
 # ---------------------------------------------------------------------- updates in place
 
 
-def adam(*extra: Node, outputs: str) -> Function:
+def adam() -> Function:
     """Return an update of three states by a gradient."""
     nodes = (
         node("Mul", "m decay", "kept"),
@@ -273,8 +273,7 @@ def adam(*extra: Node, outputs: str) -> Function:
         node("Div", "m_next root", "change"),
         node("Sub", "w change", "w_next"),
     )
-    constants = {"decay": np.float32(0.9), "axis": np.array(0), "pair": np.array([2, 500])}
-    graph = function("w m v g", outputs, *extra, *nodes, constants=constants, opset=20)
+    graph = function("w m v g", "m_next v_next w_next", *nodes, constants={"decay": np.float32(0.9)}, opset=20)
     graph = graph.replace(inputs=tuple(Value(v.name, TensorType(DType.FLOAT32, (1000,))) for v in graph.inputs))
     return infer_shapes(graph.replace(aliases=(("w", "w_next"), ("m", "m_next"), ("v", "v_next"))))
 
@@ -289,17 +288,8 @@ both = pytest.mark.parametrize("engine", [Toy(), Toy(native="off")], ids=str)
 
 
 @both
-@pytest.mark.parametrize("reader", [[], [node("CumSum", "w axis", "sum")]], ids=["no other reader", "a reader"])
-def test_all_states_of_an_update_are_written_where_they_are(reader: list[Node], engine: Toy) -> None:
-    """The outputs of the update come first, so that the order of nodes alone would write before the last read."""
-    function = adam(*reader, outputs=" ".join(["m_next v_next w_next", *(n.outputs[0] for n in reader)]))
-    assert propose(function, engine) >= {("w", "w_next"), ("m", "m_next"), ("v", "v_next")}
-
-
-def test_an_update_waits_for_what_reads_a_view_of_the_state() -> None:
-    """As a step of a layer does: the gradient of its input reads the weight transposed, after the weight's own is known."""
-    function = adam(node("Reshape", "w pair", "view"), node("Neg", "view", "last"), outputs="m_next v_next w_next last")
-    assert ("w", "w_next") in propose(function, Toy(native="off"))
+def test_all_states_of_an_update_are_written_where_they_are(engine: Toy) -> None:
+    assert propose(adam(), engine) == {("w", "w_next"), ("m", "m_next"), ("v", "v_next")}
 
 
 @pytest.mark.parametrize("condition", [np.array(True), np.arange(12) % 3 > 0], ids=["scalar", "vector"])

@@ -25,7 +25,6 @@ from xrt.engines.toy.native import (
     PerShapeExecutable,
     fold_segments,
     make_kernel_selection,
-    order_updates,
 )
 from xrt.engines.toy.reference import isolate_node
 from xrt.engines.toy.tape import DeviceExecutable, InterpretedExecutable, StepKernel, Tape, TapeBuilder
@@ -166,8 +165,6 @@ class _Compiler:
     def _compile_to_tape(
         self, function: Function, find_segment: Callable[[Node], StepKernel | None] = lambda node: None
     ) -> InterpretedExecutable:
-        # `fold_segments` has ordered the updates already, but without native kernels it was not called.
-        function = order_updates(function)
         return InterpretedExecutable(function, self.make_tape(function, find_segment), self._threads, self._selection.has_native)
 
     def _has_native_kernel(self, function: Function) -> bool:

@@ -22,7 +22,7 @@ from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, convert_to_opcodes, f
 from xrt.engines.toolkit.memory import find_inplace_outputs
 from xrt.engines.toy import reference
 from xrt.engines.toy.tape import StepKernel
-from xrt.errors import CompileRefused, ModelError
+from xrt.errors import CompileRefused
 from xrt.forking import renew_after_fork
 from xrt.graph import DType, Function, Node, TensorType, Value, find_schema, is_static
 from xrt.passes import infer_shapes, specialize
@@ -80,8 +80,7 @@ def fold_segments(function: Function, selection: KernelSelection, threads: int) 
 
     while True:
         try:
-            fused = order_updates(fuse_elementwise(function, can_fuse))
-            return _replace_segments(fused, selection, threads, rejections)
+            return _replace_segments(fuse_elementwise(function, can_fuse), selection, threads, rejections)
         except _KernelRejection as rejection:
             # Start again, because chains and segments depend on the kernels of all nodes.
             rejections |= {(rejection.node.name, rejection.kernel)}
@@ -129,64 +128,6 @@ def _redirect_control_edges(nodes: Sequence[Node], folded: Mapping[str, Sequence
         predecessors.pop(node.name, None)  # edges inside the segment
         control = tuple(predecessors)
         yield node if control == node.control else replace(node, control=control)
-
-
-VIEW_OPS = frozenset(
-    {"Cast", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
-)
-"""Operators whose results may share the memory of an input."""
-
-
-def order_updates(function: Function) -> Function:
-    """Add control edges, so that nodes that read an input with an alias run before the node that overwrites it in place.
-
-    Nodes that read a view of the input are ordered too. A reader that depends on the aliased output gets no edge; then the output
-    is copied to the input at the end. Linear time if the nodes are in this order already.
-    """
-    if not function.aliases:
-        return function
-    index = {node.name: k for k, node in enumerate(function.nodes)}
-    readers_by_writer: dict[str, set[str]] = {}
-    for source, result in function.aliases:
-        writer = function.producer(result)
-        if writer is None:
-            continue
-        readers = _find_readers(function, source) - {writer.name, *writer.control}
-        # Of the nodes that depend on the writer only readers matter, so search no further than the last of them.
-        last_reader = max((index[name] for name in readers), default=-1)
-        readers -= _find_dependents(function, writer, index[writer.name], last_reader)
-        if readers:
-            readers_by_writer.setdefault(writer.name, set()).update(readers)
-    if not readers_by_writer:
-        return function
-    nodes = [replace(node, control=(*node.control, *sorted(readers_by_writer.get(node.name, ())))) for node in function.nodes]
-    try:
-        return function.replace(nodes=tuple(nodes))
-    except ModelError:  # a cycle: two updates depend on each other
-        return function
-
-
-def _find_readers(function: Function, value: str) -> set[str]:
-    """Find the names of the nodes that read a value, or a view of it."""
-    readers: set[str] = set()
-    names = [value]
-    for name in names:  # grows in the loop
-        for use in function.users(name):
-            if use.node.name not in readers and use.node.op in VIEW_OPS:
-                names += filter(None, use.node.outputs)
-            readers.add(use.node.name)
-    return readers
-
-
-def _find_dependents(function: Function, writer: Node, start: int, end: int) -> set[str]:
-    """Find the names of ``writer``, which is node ``start``, and of the nodes up to index ``end`` that depend on it."""
-    dependents = {writer.name}
-    values = set(writer.defined_names)
-    for node in function.nodes[start + 1 : end + 1]:
-        if not values.isdisjoint(node.uses) or not dependents.isdisjoint(node.control):
-            dependents.add(node.name)
-            values.update(node.defined_names)
-    return dependents
 
 
 def _choose_kernels(
