@@ -292,25 +292,6 @@ def test_all_states_of_an_update_are_written_where_they_are(engine: Toy) -> None
     assert propose(adam(), engine) == {("w", "w_next"), ("m", "m_next"), ("v", "v_next")}
 
 
-@pytest.mark.parametrize("condition", [np.array(True), np.arange(12) % 3 > 0], ids=["scalar", "vector"])
-@pytest.mark.parametrize("state", ["a b", "b a"])
-def test_a_choice_is_written_over_either_of_both(state: str, condition: np.ndarray[Any, Any]) -> None:
-    """As accumulation keeps parameters in the calls that change nothing."""
-    type_, flag = TensorType(DType.FLOAT32, (12,)), TensorType(DType.BOOL, condition.shape)
-    inputs = (Value("c", flag), Value("a", type_), Value("b", type_))
-    function = infer_shapes(Function(inputs, (Value("x"),), (node("Where", f"c {state}", "x"),), opsets={"": 20}))
-    assert propose(function, Toy(native="off")) == {("a", "x"), ("b", "x")}
-    executable = ready(function)
-    a, b = np.arange(12, dtype="float32"), -np.arange(12, dtype="float32")
-    expected = np.where(condition, *((a, b) if state == "a b" else (b, a)))
-    for place in (1, 2, None):
-        arrays = [condition, a.copy(), b.copy()]
-        out = np.empty_like(a) if place is None else arrays[place]
-        (result,) = executable.run(arrays, RunOptions(out=[out]))
-        assert result is out
-        np.testing.assert_array_equal(result, expected)
-
-
 def overwritten(outputs: str, *nodes: Node, **arrays: Array) -> tuple[Function, list[Array]]:
     """Return a Function, whose int64 arrays are constants, and its inputs."""
     constants = {name: array for name, array in arrays.items() if array.dtype == np.int64}

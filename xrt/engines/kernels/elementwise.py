@@ -317,25 +317,6 @@ def power(node: Node, ctx: NodeContext) -> Run:
     return run
 
 
-@eager("Where", priority=1, mutable=(1, 2))
-def where_in_place(node: Node, ctx: NodeContext) -> Run:
-    xp = ctx.xp
-
-    def run(condition: Array, yes: Array, no: Array, out: Array | None = None) -> Array:
-        if out is None:
-            return xp.where(condition, yes, no)
-        # If `out` is one of the operands, only the elements of the other one have to be written.
-        if out is yes:
-            xp.copyto(out, no, where=~condition)
-            return out
-        if out is not no:
-            xp.copyto(out, no)
-        xp.copyto(out, yes, where=condition)
-        return out
-
-    return run
-
-
 @ops("Einsum")
 def einsum(node: Node, ctx: NodeContext) -> Run:
     xp, equation = ctx.xp, node.attr("equation").replace(" ", "")

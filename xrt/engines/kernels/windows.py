@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 from math import ceil, floor, prod
 from typing import TYPE_CHECKING, Any
 
@@ -112,9 +111,6 @@ def convolve(xp: Any, x: Array, w: Array, window: Window, group: int) -> Array:
     # As matrix products, a depthwise convolution would be many small ones.
     if group == x.shape[1] and w.shape[1] == 1:
         return _convolve_depthwise(xp, x, w, placement)
-    # If a large window has few positions, the columns would be a copy of almost the whole image for each position.
-    if group == 1 and 0 < prod(placement.positions) < window.size:
-        return _convolve_per_position(xp, x, w, placement)
     weights = w.reshape(group, w.shape[0] // group, -1)  # (group, M/group, C/group * kernel elements)
     y = xp.empty((len(x), *weights.shape[:2], *placement.positions), dtype=x.dtype)
     for image, out in zip(x, y, strict=True):
@@ -136,18 +132,6 @@ def _convolve_depthwise(xp: Any, x: Array, w: Array, placement: Placement) -> Ar
         factor = weights[(slice(None), slice(None), *offset)]
         y += x[region][:, :, None] * factor.reshape(1, *factor.shape, *ones)
     return y.reshape(len(x), len(w), *placement.positions)
-
-
-def _convolve_per_position(xp: Any, x: Array, w: Array, placement: Placement) -> Array:
-    """Convolve with one matrix product per position, for gradients of weights: their windows are large and have few positions."""
-    window = placement.window
-    weights = xp.transpose(w.reshape(len(w), -1))
-    y = xp.empty((len(x), len(w), *placement.positions), dtype=x.dtype)
-    for position in product(*map(range, placement.positions)):
-        starts = (p * s for p, s in zip(position, window.strides, strict=True))
-        region = (slice(a, a + span, d) for a, span, d in zip(starts, window.spans, window.dilations, strict=True))
-        y[(..., *position)] = xp.matmul(x[(..., *region)].reshape(len(x), len(weights)), weights)
-    return y
 
 
 def _iter_row_blocks(placement: Placement, bytes_per_kernel_element: int) -> Iterator[slice | None]:
