@@ -289,7 +289,7 @@ both = pytest.mark.parametrize("engine", [Toy(), Toy(native="off")], ids=str)
 
 @both
 def test_all_states_of_an_update_are_written_where_they_are(engine: Toy) -> None:
-    assert propose(adam(), engine) == {("w", "w_next"), ("m", "m_next"), ("v", "v_next")}
+    assert propose(adam(), engine) >= {("w", "w_next"), ("m", "m_next"), ("v", "v_next")}
 
 
 def overwritten(outputs: str, *nodes: Node, **arrays: Array) -> tuple[Function, list[Array]]:

@@ -35,7 +35,7 @@ _NOISE = (
     r"Model wasn't fully converted\. Summary: -- ",
     r"To facilitate the conversion of unsupported operations.*$",
     # TVM
-    r"^.*Check failed: (?:\(.*\) is false|\(.*?\)):? (?=\S)",
+    r"^.*Check failed: \(.*?\)(?: is false)?: (?=\S)",
     # XLA
     r"^[A-Z_]+: ",  # status code
 )
