@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import tvm
 import tvm_ffi
 from tvm import relax
-from tvm.ir import Call, IRModule, Op, TupleType
+from tvm.ir import Call, IRModule, Op
 from tvm.relax.backend import DispatchSortScan
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.runtime import Tensor
@@ -23,58 +23,6 @@ from xrt.engines.tvm.executable import DESTINATION
 from xrt.engines.tvm.export import ImportedModule, compiler_lock, convert_type
 from xrt.engines.tvm.schedules import CpuSchedule
 from xrt.graph import Constant
-
-_REMAINDER_OPERATORS = ('"prim.FloorMod"', '"prim.Mod"')
-_NO_VECTORIZER_FLAG = "-vectorize-loops:bool=false"
-
-
-def find_remainder_functions(module: IRModule) -> frozenset[str]:
-    """Find the names of the module's TIR functions that compute a remainder."""
-    # Serializing the module once is faster than each function, and most modules compute no remainder.
-    if not _computes_remainder(module):
-        return frozenset()
-    functions = [(gvar, f) for gvar, f in module.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
-    return frozenset(gvar.name_hint for gvar, function in functions if _computes_remainder(function))
-
-
-def _computes_remainder(node: Any) -> bool:
-    serialized = to_json_graph_str(node)
-    return any(operator in serialized for operator in _REMAINDER_OPERATORS)
-
-
-def compile_without_vectorizer(module: IRModule, names: Collection[str], target: Target) -> IRModule:
-    """Compile the named TIR functions without LLVM's vectorizer, because the vectorizer miscompiles remainders in indices.
-
-    The result is a library attached to the module, and ``main`` calls the library in place of the functions.
-    """
-    if not names:
-        return module
-    gvars = [module.get_global_var(name) for name in names]
-    loops = IRModule({gvar: module[gvar].with_attr("global_symbol", gvar.name_hint) for gvar in gvars})
-    library = tvm.tirx.build(loops, target=Target({**target.export(), "cl-opt": [_NO_VECTORIZER_FLAG]}))
-    main = _LibraryCaller(module, names).visit_expr(module["main"])
-    remaining = {gvar: f for gvar, f in module.functions_items() if gvar.name_hint not in names}
-    remaining[module.get_global_var("main")] = main
-    return IRModule(remaining).with_attr("external_mods", [library])
-
-
-@mutator
-class _LibraryCaller(PyExprMutator):  # type: ignore[misc]  # TVM has no types
-    """Replaces calls of the named TIR functions by calls of library functions with the same names."""
-
-    def __init__(self, module: IRModule, names: Collection[str]) -> None:
-        super().__init__(module)
-        self.names = names
-
-    def visit_call_(self, call: Call) -> Any:
-        call = self.visit_expr_post_order(call)
-        if getattr(call.op, "name", "") != "relax.call_tir" or call.args[0].name_hint not in self.names:
-            return call
-        function, inputs = call.args[0], call.args[1]
-        (result,) = call.ty_args
-        results = list(result.fields) if isinstance(result, TupleType) else [result]  # loops with several results return a tuple
-        return relax.op.call_dps_packed(function.name_hint, inputs, out_ty=results)
-
 
 _failures: list[Exception] = []
 """Errors that legalization rules raised in the current call of `legalize`. Guarded by `compiler_lock`."""
@@ -164,10 +112,8 @@ def build(imported: ImportedModule, target: Target, threads: int, opt_level: int
         fused = tvm.transform.Sequential(FUSION)(legalize(imported.module, target))
         # Determined before planning, after which results are allocations instead of calls.
         results_are_fresh = list_fresh_results(fused["main"])
-        # Determined before scheduling, which fuses and splits loops and so adds remainders that LLVM compiles correctly.
-        remainder_functions = find_remainder_functions(fused)
         scheduled = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(_relax_buffer_alignment(fused))
-        lifted, constants = lift_constants(compile_without_vectorizer(scheduled, remainder_functions, target))
+        lifted, constants = lift_constants(scheduled)
         planned = tvm.transform.Sequential(PLANNING)(lifted)
         workspace = _count_planned_bytes(planned["main"]) if is_static else None
         # The virtual machine allocates results of symbolic shape itself, so the caller cannot pass arrays for them.
