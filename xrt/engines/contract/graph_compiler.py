@@ -84,8 +84,7 @@ class Executable(abc.ABC):
         def call(*inputs: Any) -> None:
             # An engine may return new arrays and ignore `out`.
             for result, buffer in zip(self.run(inputs, options), outputs, strict=True):
-                if result is not buffer:
-                    fill(buffer, result)
+                fill(buffer, result)
 
         return call
 
@@ -263,16 +262,12 @@ class GraphCompiler(abc.ABC):
         return self.spec
 
 
-def check_buffer(buffer: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: Sequence[int]) -> None:
-    """Raise RunFailed if the buffer for a result of this dtype and shape has another one."""
-    if dtype != buffer.dtype or tuple(shape) != buffer.shape:
-        raise RunFailed(f"a result is {dtype}{list(shape)}, but the buffer for it is {buffer.dtype}{list(buffer.shape)}")
-
-
 def fill(buffer: np.ndarray[Any, Any], result: Any) -> np.ndarray[Any, Any]:
     """Copy a result into a buffer and return the buffer. Raises RunFailed if their dtype or shape differs."""
     if result is not buffer:
-        check_buffer(buffer, result.dtype, result.shape)
+        if result.dtype != buffer.dtype or result.shape != buffer.shape:
+            types = [f"{array.dtype}{list(array.shape)}" for array in (result, buffer)]
+            raise RunFailed(f"a result is {types[0]}, but the buffer for it is {types[1]}")
         np.copyto(buffer, result)
     return buffer
 

@@ -1,7 +1,8 @@
 """Export a Function to MLIR: one ``torch.operator "onnx.<Op>"`` per node, which IREE's compiler lowers.
 
 The arguments of ``main`` are the inputs, then a buffer for each output, so that results are written to the caller's memory. Small
-constants are literals. Large ones are *parameters*: the code refers to them by name, and the executable passes them by reference.
+constants are literals, because the compiler must know shapes, axes and scales. Large ones are *parameters*: the code refers to
+them by name, and the executable passes them by reference.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from iree.runtime import HalElementType
 from xrt.engines.iree.tables import EXPANDED_BY_ONNX, LOWERED
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.engines.toolkit.rewrites import write_convolutions_as_products
+from xrt.engines.toolkit.support import MAX_CONSTANT_ELEMENTS
 from xrt.formats.onnx import upgrade_opset
 from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType, Type, since_version
 from xrt.operators import NodeWriter, decompose_nodes, rewrite_nodes
@@ -81,9 +83,6 @@ def _split_type(type_: Type | None) -> tuple[list[str], MlirType]:
     return [str(extent) if isinstance(extent, int) else "?" for extent in type_.shape], MLIR_TYPES[type_.dtype]
 
 
-MAX_LITERAL_ELEMENTS = 64
-"""Constants with at most this many elements are literals, because the compiler must know shapes, axes and scales. Larger ones
-are parameters."""
 PARAMETER_SCOPE = "weights"
 """The namespace of the parameters in MLIR and in the runtime."""
 _NONE = "%none"
@@ -95,7 +94,7 @@ def list_parameters(function: Function) -> dict[str, Constant]:
     used = dict.fromkeys(name for node in function.nodes for name in node.uses)
     used.update(dict.fromkeys(value.name for value in function.outputs))
     used_constants = {name: function.constants[name] for name in used if name in function.constants}
-    return {name: constant for name, constant in used_constants.items() if constant.array.size > MAX_LITERAL_ELEMENTS}
+    return {name: constant for name, constant in used_constants.items() if constant.array.size > MAX_CONSTANT_ELEMENTS}
 
 
 def export_module(function: Function) -> str:

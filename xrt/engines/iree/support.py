@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from xrt.engines.iree.compiler import why_not_lowerable
-from xrt.engines.iree.export import MAX_LITERAL_ELEMENTS, MIN_OPSET, MLIR_TYPES, make_query_module, preprocess
+from xrt.engines.iree.export import MIN_OPSET, MLIR_TYPES, make_query_module, preprocess
 from xrt.engines.iree.tables import ISSUES, SIZE_INDEPENDENT
 from xrt.engines.toolkit.known_issues import match_known_issue
 from xrt.engines.toolkit.support import LibrarySupport, NodeQuery, check_symbolic_dims, list_used_outputs, why_not_defined
@@ -71,7 +71,7 @@ def _why_not_lowered(node: Node, function: Function) -> str | None:
 
 
 def _make_query(node: Node, function: Function) -> NodeQuery:
-    return NodeQuery.from_node(node, function, limit=MAX_LITERAL_ELEMENTS, outputs=list_used_outputs(node, function))
+    return NodeQuery.from_node(node, function, outputs=list_used_outputs(node, function))
 
 
 SUPPORT = LibrarySupport(

@@ -191,7 +191,8 @@ def multiply(blas: BlasCalls, a: Array, b: Array, threads: int) -> Array | None:
         products = products.reshape(1, -1, products.shape[-1])
     count, m, n = products.shape
     k = a.shape[-1]
-    numbers = (*blas.select(a.dtype), 8 * a.itemsize, blas.index_bits, count, m, n, k)
+    functions = blas.single if a.itemsize == 4 else blas.double
+    numbers = (*functions, 8 * a.itemsize, blas.index_bits, count, m, n, k)
     matrices = (*_marshal_stack(left), *_marshal_stack(right), *_marshal_stack(products))
     get_core().xrt_multiply(_ProductsC(*numbers, *matrices), threads)
     return result

@@ -78,9 +78,9 @@ class OpenVino(GraphCompiler):
         return None
 
     def list_mutable_inputs(self, node: Node, function: Function) -> tuple[int, ...]:
-        from xrt.engines.toolkit.memory import list_scattered_inputs
+        from xrt.operators import Trait, has_trait
 
-        return list_scattered_inputs(node)
+        return (0,) if has_trait(node, Trait.UPDATES) else ()
 
     def compile(self, function: Function, context: CompileContext) -> OpenVinoExecutable:
         """Compile a Function. Large constants are not copied. Raises CompileRefused if OpenVINO rejects the model."""
@@ -98,7 +98,7 @@ class OpenVino(GraphCompiler):
                 raise CompileRefused(reason)
         lowered = lower(function)
         # The plugin does not report its memory use, so measure the growth of the process.
-        with AllocationTracker(sum(constant.nbytes for constant in function.constants.values())) as growth:
+        with AllocationTracker() as growth:
             try:
                 imported = export_function(lowered)
                 model = get_core().compile_model(imported.model, DEVICE, self._make_settings(context, function))
@@ -120,7 +120,7 @@ class OpenVino(GraphCompiler):
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OpenVinoExecutable:
         check_thread_pools()
-        with AllocationTracker(len(data)) as growth:
+        with AllocationTracker() as growth:
             compiled, inplace = load_model(data, DEVICE, self._make_settings(context, function))
         executable = OpenVinoExecutable(function, compiled, data, partial(report_memory, 0, growth, data), inplace)
         # `save` can return the same bytes.

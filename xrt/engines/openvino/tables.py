@@ -16,7 +16,6 @@ from xrt.engines.toolkit.known_issues import (
     Predicate,
     always,
     attribute_is,
-    estimate_transform_error,
     find_cast,
     find_constant_input,
     find_dtype,
@@ -24,13 +23,11 @@ from xrt.engines.toolkit.known_issues import (
     has_input,
     is_whole,
     match_known_issue,
+    may_be_inexact_transform,
 )
 from xrt.engines.toolkit.support import has_symbolic_dims
 from xrt.graph import DType, Function, Node, TensorType, find_schema, since_version
 from xrt.operators import is_training
-
-MAX_TRANSFORM_ERROR = 1e-4
-"""Maximum accepted error of a DFT or STFT, relative to the largest element of the result."""
 
 # Indices of inputs.
 _ATTN_MASK = 3
@@ -450,7 +447,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("DFT", "STFT"),
-        lambda node, function: estimate_transform_error(node, function) > MAX_TRANSFORM_ERROR,
+        may_be_inexact_transform,
         "computes the angles of this transform in float32, so that its error is beyond 1e-4 of the largest element",
         ("compared with NumPy: a length of 1,000 leaves 1.5e-4, one of 1,024 3e-7",),
     ),

@@ -100,9 +100,9 @@ class Ort(GraphCompiler):
         return self.optimization != "none" and is_fused(node, function) and self.why_not(node, function) is None
 
     def list_mutable_inputs(self, node: Node, function: Function) -> tuple[int, ...]:
-        from xrt.engines.toolkit.memory import list_scattered_inputs
+        from xrt.operators import Trait, has_trait
 
-        return list_scattered_inputs(node)
+        return (0,) if has_trait(node, Trait.UPDATES) else ()
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         """Open a session for the Function. Raises CompileRefused if the library rejects the model, or any other library error."""
@@ -166,7 +166,7 @@ class Ort(GraphCompiler):
             # The saved model has the names of the Function that was saved.
             inputs, outputs = saved.rename("inputs", function.inputs), saved.rename("outputs", function.outputs)
             inplace = dict(saved.footer["inplace"])
-        with AllocationTracker(export.nbytes) as allocations:
+        with AllocationTracker() as allocations:
             session = open_session(export, options, [(name, self._select_options(name)) for name in self.providers])
         uses = partial(report_memory, export.copied, export.mapped, allocations)
         executable = OrtExecutable(function, session, inputs, outputs, export.files, uses, inplace)

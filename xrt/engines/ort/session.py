@@ -42,10 +42,6 @@ class ExportedModel:
     mapping: FileMapping | None = None
     """The file that the library maps; None if the weights are in ``files``."""
 
-    @property
-    def nbytes(self) -> int:
-        return len(self.model) + sum(content.nbytes for content in self.files.values())
-
 
 def get_tensor_bytes(array: np.ndarray[Any, Any]) -> Bytes:
     """View the array's memory as bytes; an array that is not C-contiguous or not aligned is copied."""

@@ -31,10 +31,6 @@ class BlasCalls:
     index_bits: int
     """Bits of the integers for sizes and strides: 32 or 64."""
 
-    def select(self, dtype: Any) -> tuple[int, int]:
-        """Select `single` for float32 or `double` for float64."""
-        return self.single if dtype.itemsize == 4 else self.double
-
 
 @dataclass(frozen=True, slots=True)
 class BlasLibrary:

@@ -16,28 +16,21 @@ from xrt.forking import renew_after_fork
 _NOISE = (
     # ONNX Runtime
     r"\[ONNXRuntimeError\] : \d+ : \w+ : ",
-    r"Error in execution: ",
     r"Load model from .*? failed:",
-    r"Exception during (?:loading|initialization): ",
-    r"This is an invalid model\. ",
+    r"(?:Error in execution|Exception during (?:loading|initialization)): |This is an invalid model\. ",
     r"In Node, \(.*\) -> \([^)]*\) , Error ",
     r"Non-zero status code returned while running \w+ node\. Name:'[^']*' Status Message: ",
     r"\S*\.(?:cc|h):\d+ ",  # source location of a failed check
     r"^.*::\S*\(.*\).* was false\. (?=\S)",
-    r"^.*::<lambda\(\)> ",
     r"^[\w:*&<> ]*onnxruntime::[\w:~<>]+\([^)]*\)(?: const)?(?: \[with [^\]]*\])? ",  # signature of the failing function
     # OpenVINO
     r"Exception from \S+:\d+: ",
     r"Check '.*?' failed at \S+:\d+: ",
-    r"FrontEnd API failed with \w+: ",
+    r"FrontEnd API failed with \w+: |Errors during ONNX translation: |Model wasn't fully converted\. Summary: -- ",
     r"While validating (?:ONNX )?node '.*?'(?: with friendly_name '.*?')?: ",
-    r"Errors during ONNX translation: ",
-    r"Model wasn't fully converted\. Summary: -- ",
     r"To facilitate the conversion of unsupported operations.*$",
-    # TVM
-    r"^.*Check failed: \(.*?\)(?: is false)?: (?=\S)",
-    # XLA
-    r"^[A-Z_]+: ",  # status code
+    r"^.*Check failed: \(.*?\)(?: is false)?: (?=\S)",  # of TVM
+    r"^[A-Z_]+: ",  # status code of XLA
 )
 """Parts of error messages that do not help a user, as regular expressions, in order of removal."""
 
@@ -115,28 +108,23 @@ def _count_allocated_bytes() -> int | None:
 class AllocationTracker:
     """Measures the memory that the process allocates in the ``with`` block, in which a session of a library is opened.
 
-    If several blocks run at the same time, only their total is known. It is divided in proportion to their ``weight``.
+    If several blocks run at the same time, only their total is known, and each gets an equal part.
     """
 
     # The state of all blocks that run at the same time.
     _lock = renew_after_fork(threading.Lock())
     _active_blocks: ClassVar[int] = 0
     _bytes_before: ClassVar[int | None] = None
-    """The allocated bytes when no block was active."""
     _finished: ClassVar[list[AllocationTracker]] = []
-    """The trackers whose blocks have ended since then."""
 
-    def __init__(self, weight: int) -> None:
-        self.weight = max(1, weight)
-        self.nbytes: int | None = None
-        """The allocated bytes. None if the C library does not report them, the block failed, or a block is still active."""
+    nbytes: int | None = None
+    """The allocated bytes. None if the C library does not report them, the block failed, or a block is still active."""
 
     def __enter__(self) -> Self:
         shared = AllocationTracker
         with shared._lock:
             if not shared._active_blocks:
-                shared._bytes_before = _count_allocated_bytes()
-                shared._finished = []
+                shared._bytes_before, shared._finished = _count_allocated_bytes(), []
             shared._active_blocks += 1
         return self
 
@@ -144,13 +132,9 @@ class AllocationTracker:
         shared = AllocationTracker
         with shared._lock:
             shared._active_blocks -= 1
-            # A failed block has freed its memory.
-            if error is None:
+            if error is None:  # a failed block has freed its memory
                 shared._finished.append(self)
             bytes_after = _count_allocated_bytes()
             if not shared._active_blocks and bytes_after is not None and shared._bytes_before is not None:
-                growth = max(0, bytes_after - shared._bytes_before)
-                total_weight = sum(tracker.weight for tracker in shared._finished)
                 for tracker in shared._finished:
-                    tracker.nbytes = growth * tracker.weight // total_weight
-                shared._finished = []
+                    tracker.nbytes = max(0, bytes_after - shared._bytes_before) // len(shared._finished)

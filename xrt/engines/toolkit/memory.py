@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt.graph import Function, Node, TensorType
+from xrt.graph import Function, TensorType
 from xrt.graph.constants import ALIGNMENT
 from xrt.operators import Trait, has_trait
 
@@ -109,11 +109,6 @@ def find_inplace_outputs(function: Function) -> dict[int, int]:
         if has_trait(node, Trait.UPDATES) and node.inputs[0] == value.name and node.outputs[0] in outputs:
             pairs[index] = outputs.index(node.outputs[0])
     return pairs
-
-
-def list_scattered_inputs(node: Node) -> tuple[int, ...]:
-    """List the indices of inputs that the result may overwrite, for an engine that computes scatters in place."""
-    return (0,) if has_trait(node, Trait.UPDATES) else ()
 
 
 class _WritableMemory:

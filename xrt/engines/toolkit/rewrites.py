@@ -42,14 +42,11 @@ def _find_sizes(node: Node, function: Function) -> tuple[Sizes, Sizes, Sizes] | 
     itemsize = 0
     for name in (*node.inputs, node.outputs[0]):
         type_ = function.get_type(name)
-        if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype not in (DType.FLOAT32, DType.FLOAT64):
+        # The number of bytes is None for a symbolic shape, and 0 for an empty one.
+        if not isinstance(type_, TensorType) or type_.dtype not in (DType.FLOAT32, DType.FLOAT64) or not type_.nbytes:
             return None
         itemsize = type_.dtype.numpy.itemsize
-        sizes = tuple(extent for extent in type_.shape if isinstance(extent, int))
-        has_symbolic_dims = len(sizes) != len(type_.shape)
-        if has_symbolic_dims or 0 in sizes:
-            return None
-        shapes.append(sizes)
+        shapes.append(tuple(extent for extent in type_.shape or () if isinstance(extent, int)))
     x, w, y = shapes
     positions = math.prod(y[2:])
     window_size = math.prod(w[2:])

@@ -134,18 +134,12 @@ class NodeQuery:
 
     @classmethod
     def from_node(
-        cls,
-        node: Node,
-        function: Function,
-        *,
-        limit: int = MAX_CONSTANT_ELEMENTS,
-        version: int | None = None,
-        outputs: Collection[str] | None = None,
+        cls, node: Node, function: Function, *, version: int | None = None, outputs: Collection[str] | None = None
     ) -> Self:
-        """Make the query. Constants have at most ``limit`` elements. ``outputs`` are the required outputs, by default all."""
+        """Make the query. ``outputs`` are the required outputs, by default all."""
         required = node.outputs if outputs is None else outputs
         inputs = [
-            (find_small_constant(name, function, limit) or function.get_type(name)) if name else None
+            (find_small_constant(name, function) or function.get_type(name)) if name else None
             for name in (*node.inputs, *node.captures)
         ]
         return cls(
@@ -184,10 +178,10 @@ class NodeQuery:
         )
 
 
-def find_small_constant(name: str, function: Function, limit: int = MAX_CONSTANT_ELEMENTS) -> Constant | None:
-    """Find the constant of a value, which may be the result of constant nodes; None if it has more than ``limit`` elements."""
+def find_small_constant(name: str, function: Function) -> Constant | None:
+    """Find the constant of a value, also if constant nodes compute it; None if it exceeds `MAX_CONSTANT_ELEMENTS`."""
     constant = find_constant(name, function)
-    return constant if constant is not None and constant.array.size <= limit else None
+    return constant if constant is not None and constant.array.size <= MAX_CONSTANT_ELEMENTS else None
 
 
 ELEMENTWISE = list_operators(Trait.ELEMENTWISE)

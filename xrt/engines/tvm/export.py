@@ -22,6 +22,7 @@ from tvm import relax, tirx
 from tvm.ir import IRModule
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from xrt.engines.toolkit.support import MAX_CONSTANT_ELEMENTS
 from xrt.engines.tvm.relax_rewrites import rewrite_calls
 from xrt.engines.tvm.tables import LOWERED
 from xrt.forking import renew_after_fork
@@ -32,8 +33,6 @@ from xrt.operators.decompositions import write_decomposition
 from xrt.passes import drop_dead_nodes, fold_constants
 
 log = logging.getLogger("xrt.engines.tvm")
-MAX_INLINE_ELEMENTS = 64
-"""Constants with at most this many elements stay in the model, because the importer reads shapes, axes and scales."""
 compiler_lock = renew_after_fork(threading.RLock())
 """TVM's builders share a stack that is not thread-safe: one import or compile at a time."""
 
@@ -53,12 +52,12 @@ def import_function(function: Function, polynomials: bool = True) -> ImportedMod
 
     - Constant nodes, and Shape of a static value, are folded first, because few operators of the importer accept their results.
     - Operators that TVM imports wrong are decomposed.
-    - Weights (constants of more than `MAX_INLINE_ELEMENTS` elements) become parameters, so that they are not copied through
+    - Weights (constants that the importer need not read) become parameters, so that they are not copied through
       protobuf and do not affect the compile time.
     - ``polynomials`` replaces exponentials by polynomials, which are faster on CPUs (`POLYNOMIALS`).
     """
     function = decompose(fold_constants(function, _reject_evaluation))
-    weights = {name: c for name, c in function.constants.items() if c.array.size > MAX_INLINE_ELEMENTS}
+    weights = {name: c for name, c in function.constants.items() if c.array.size > MAX_CONSTANT_ELEMENTS}
     # A model in which the weights are inputs, after those of the Function.
     lifted = function.replace(
         inputs=(*function.inputs, *(Value(name, c.type) for name, c in weights.items())),

@@ -16,7 +16,7 @@ from xrt.engines.toolkit.support import (
     why_not_defined,
 )
 from xrt.engines.tvm.cuda import OLDEST_ARCHITECTURE, build, make_target as device_target
-from xrt.engines.tvm.export import MAX_INLINE_ELEMENTS, compiler_lock, import_function
+from xrt.engines.tvm.export import compiler_lock, import_function
 from xrt.engines.tvm.pipeline import legalize
 from xrt.engines.tvm.tables import CONSTANT_OPERANDS, DTYPES, ISSUES, SIZE_INDEPENDENT
 from xrt.engines.tvm.target import make_target
@@ -59,7 +59,7 @@ def _try_node(node: Node, function: Function) -> str | None:
     # The operator's version, not the model's opset: nodes with the same definition share a cache entry.
     version = since_version(node, function)
     used = list_used_outputs(node, function)
-    query = NodeQuery.from_node(node, function, limit=MAX_INLINE_ELEMENTS, version=version, outputs=used)
+    query = NodeQuery.from_node(node, function, version=version, outputs=used)
     if reason := _why_not_convertible(query):
         return reason
     return None if _is_on_cpu(node) else _why_not_buildable_on_cuda(query)

@@ -11,7 +11,7 @@ from xrt.engines.toolkit.libraries import summarize_error
 from xrt.engines.toolkit.support import LibrarySupport, NodeQuery, explain_disagreement, list_used_outputs, why_not_defined
 from xrt.engines.xla.client import configure_tracing, get_client_device
 from xrt.engines.xla.export import lower_function
-from xrt.engines.xla.kernels import MAX_KNOWN_ELEMENTS, Operand
+from xrt.engines.xla.kernels import Operand
 from xrt.engines.xla.tables import DTYPES, SMALL_DTYPE_OPS, SMALL_DTYPES
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node, TensorType, Type
@@ -34,7 +34,7 @@ def _why_not_type(node: Node, name: str, type_: Type) -> str | None:
 
 def _try_node(node: Node, function: Function) -> str | None:
     outputs = list_used_outputs(node, function)
-    return _why_not_traceable(NodeQuery.from_node(node, function, limit=MAX_KNOWN_ELEMENTS, outputs=outputs))
+    return _why_not_traceable(NodeQuery.from_node(node, function, outputs=outputs))
 
 
 @lru_cache(maxsize=8192)
