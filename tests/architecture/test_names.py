@@ -175,7 +175,6 @@ LEFT = Counter(
         "engines/native/fusion.py": 3,
         "engines/openvino/engine.py": 1,
         "engines/ort/engine.py": 1,
-        "engines/toy/native.py": 1,
         "engines/tvm/engine.py": 3,
         "engines/tvm/schedules.py": 1,
         "engines/xla/engine.py": 1,
