@@ -136,7 +136,7 @@ def test_a_buffer_that_does_not_fit_is_refused(engine: Toy, buffer: Any) -> None
     f = infer_shapes(function("x", "y", node("Neg", "x", "y")).replace(inputs=(Value("x", TensorType(DType.FLOAT32, (2, 3))),)))
     message = f"a result is float32[2, 3], but the buffer for it is {buffer.dtype}{list(buffer.shape)}"
     with pytest.raises(RunFailed, match=f"^{re.escape(message)}$"):
-        ready(f, engine).run([np.zeros((2, 3), np.float32)], RunOptions(out=[buffer]))
+        written.compiled(engine, f).run([np.zeros((2, 3), np.float32)], RunOptions(out=[buffer]))
 
 
 @dataclass(frozen=True)
