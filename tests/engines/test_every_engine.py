@@ -80,9 +80,6 @@ def test_an_index_outside_of_its_axis_is_the_nearest_inside(engine: str, far: in
     assert e.tolist() == [[0, 1, 2], [3, 4, 9]]
 
 
-# ---------------------------------------------------------------------- weights
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ort", "openvino"])
 def test_large_constants_are_not_copied(engine: str) -> None:
@@ -111,9 +108,6 @@ def test_a_large_constant_may_be_mapped_or_lie_in_any_order(engine: str, tmp_pat
     assert {use.name: use.nbytes for use in executable.memory() or ()}["copied weights"] >= turned.nbytes
 
 
-# ---------------------------------------------------------------------- support
-
-
 def list_evidence(issue: KnownIssue) -> Iterator[ConformanceCase | CorpusEntry]:
     """Yield the node tests and entries of the corpus that are evidence for the issue; what is neither is a comparison."""
     for item in issue.evidence:
@@ -139,8 +133,6 @@ def test_known_issues_decline_their_evidence(engine: str) -> None:
 def list_reasons() -> Iterator[Any]:
     """Yield an engine, the Function of a node, and why the engine does not support it."""
     texts, integers, rows = tensor(2, dtype=DType.STRING), tensor(2, dtype=DType.INT64), tensor(None, 3)
-    for engine in ("tvm", "xla", "iree", "torch", "openvino", "torch{mode=inductor}"):
-        yield engine, one("NoSuch", tensor(2), output=tensor(2)), "NoSuch is not an operator of opset 18"
     for engine, reason in (
         ("tvm", "which XRT does not compile with TVM"),
         ("iree", "which XRT does not export to IREE"),
@@ -266,9 +258,6 @@ def test_what_the_library_fails_to_compile_is_refused_with_its_reason(
     with pytest.raises(CompileRefused, match=rf"^{reason} cannot compile 'main': the loops are odd$") as error:
         compiled(engine, one("Relu", tensor(2), output=tensor(2)))
     assert isinstance(error.value.__cause__, ValueError)
-
-
-# ---------------------------------------------------------------------- operators computed in another form
 
 
 def list_forms() -> Iterator[Any]:

@@ -41,9 +41,6 @@ compiled, why = partial(written.compiled, IREE), partial(written.why, IREE)
 run = partial(written.run, IREE, is_supported=True)
 
 
-# ---------------------------------------------------------------------- options
-
-
 def test_the_level_reaches_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     results: list[tuple[str, ...]] = []
 
@@ -73,18 +70,12 @@ def test_any_folder_may_hold_the_temporary_files(handed: bool, tmp_path: Path, m
     assert list(folder.iterdir()) == []
 
 
-# ---------------------------------------------------------------------- reasons
-
-
 @pytest.mark.slow
 def test_one_that_the_compiler_has_no_rule_for_among_many_has_its_own_reason() -> None:
     nodes = node("Abs", "x", "a"), node("BitCast", "a", "b", to=6), node("Tanh", "a", "y")
     f = function(*nodes, inputs={"x": tensor(5)}, outputs=("b", "y"), opset=26)
     reason = "IREE does not support this BitCast: it has no rule to lower this BitCast"
     assert [IREE.why_not(each, f) for each in f.nodes] == [None, reason, None]
-
-
-# ---------------------------------------------------------------------- the compiler as a process
 
 
 def _fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -133,9 +124,6 @@ def test_the_compiler_is_never_loaded_into_the_process() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-# ---------------------------------------------------------------------- weights, saving
-
-
 @pytest.mark.slow
 def test_weights_are_handed_over_and_not_compiled_in(tmp_path: Path) -> None:
     w, x = (np.random.default_rng(seed).random(shape, np.float32) for seed, shape in enumerate([(64, 32), (3, 64)]))
@@ -150,9 +138,6 @@ def test_weights_are_handed_over_and_not_compiled_in(tmp_path: Path) -> None:
     loaded.prepare()
     assert np.allclose(loaded.run([x])[0], x.sum(1, keepdims=True) * np.ones(32), rtol=1e-5)
     assert [use.name for use in executable.memory() or ()] == ["workspace"]
-
-
-# ---------------------------------------------------------------------- threads
 
 
 @pytest.mark.slow

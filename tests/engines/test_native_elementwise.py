@@ -168,9 +168,6 @@ def test_memory_that_is_not_aligned(dtype: Any) -> None:
     check("Mul", x[3:], x[:-3])
 
 
-# ---------------------------------------------------------------------- broadcasts and chains, drawn
-
-
 @st.composite
 def broadcasts(draw: st.DrawFn) -> list[Array]:
     """Draw two or three arrays that broadcast together."""

@@ -50,18 +50,12 @@ def refusal(
     return reason.partition(": ")[2]
 
 
-# ---------------------------------------------------------------------- softmax
-
-
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_softmax_along_each_axis(op: str, shape: tuple[int, ...]) -> None:
     for axis in range(-len(shape), len(shape)):
         check(op, numbers(shape), axis=axis)
         check(op, numbers(shape), axis=axis, opset=11)
-
-
-# ---------------------------------------------------------------------- normalisations
 
 
 @pytest.mark.parametrize("shape", [(5,), (4, 17), (2, 3, 5, 7), (0, 4), (1, 1000)])
@@ -92,8 +86,6 @@ def test_normalisations_by_channel(shape: tuple[int, ...]) -> None:
     check("InstanceNormalization", numbers(shape), *vectors[:2], rtol=1e-5, atol=1e-5)
     check("GroupNormalization", numbers(shape), *vectors[:2], num_groups=2, rtol=1e-5, atol=1e-5)
 
-
-# ---------------------------------------------------------------------- reductions
 
 PLAIN = ("ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceSumSquare")
 OF_FLOATS = ("ReduceMean", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp")
@@ -140,9 +132,6 @@ def test_long_sums_stay_exact(axis: int) -> None:
     np.testing.assert_allclose(on_native(function, [x])[0], np.float32(0.1) * 300_000.0, rtol=1e-6)
 
 
-# ---------------------------------------------------------------------- transpose
-
-
 @pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=120, deadline=None)
@@ -154,9 +143,6 @@ def test_transpose(data: st.DataObject) -> None:
     if shape:
         check("Transpose", x, perm=perm)
     check("Transpose", x)
-
-
-# ---------------------------------------------------------------------- windows
 
 
 @st.composite
@@ -202,9 +188,6 @@ def test_depthwise_convolution(window: tuple[tuple[int, ...], dict[str, Any]], m
     x, w = numbers((2, 3, *extents)), numbers((3 * multiplier, 1, *kernel), seed=1)
     bias = [numbers((3 * multiplier,), seed=2)] if biased else []
     check("Conv", x, w, *bias, group=3, rtol=1e-5, atol=1e-5, **attributes)
-
-
-# ---------------------------------------------------------------------- what is not served
 
 
 X = numbers((2, 3))

@@ -49,9 +49,6 @@ def kernels(*macros: str) -> native.NativeLibrary:
     return native.load(library(*macros))
 
 
-# ---------------------------------------------------------------------- opening
-
-
 def test_a_library_says_what_it_is() -> None:
     opened = kernels()
     assert (opened.name, opened.version) == ("test_kernels", "7")
@@ -130,9 +127,6 @@ def test_a_kernel_is_asked_for_by_name() -> None:
         kernels().kernel("twise")
 
 
-# ---------------------------------------------------------------------- the interface
-
-
 def test_the_structures_are_the_compilers() -> None:
     read_layout = ctypes.CDLL(str(library())).layout
     read_layout.restype = ctypes.c_int64
@@ -156,9 +150,6 @@ def test_a_kernel_runs_alone() -> None:
     np.testing.assert_allclose(y, 3 * X.T)
     with pytest.raises(CompileRefused, match=r": twice: it was bidden to$"):
         native.run_kernel(kernels().kernel("twice"), X, None, attributes={"bid": "decline"})
-
-
-# ---------------------------------------------------------------------- toy's options
 
 
 def test_toy_gets_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 from tests.engines import written
 from tests.engines.test_native_library import library
 from tests.engines.toy_running import function, typed
+from tests.exact_errors import raises_exactly
 from xrt.engines import CompileContext, native
 from xrt.engines.toy import Toy
 from xrt.engines.toy.native import PerShapeExecutable
@@ -43,9 +44,6 @@ def chain(length: int, *, inputs: str = "x", **attributes: Any) -> Function:
 
 def ready(graph: Function) -> Any:
     return written.compiled(Toy(libraries=(str(library()),)), graph, CompileContext(threads=1))
-
-
-# ---------------------------------------------------------------------- one call
 
 
 def test_what_is_read_again_is_not_written_over() -> None:
@@ -92,14 +90,11 @@ def test_an_array_without_elements_may_have_any_address() -> None:
 def test_an_input_that_is_not_what_was_prepared_is_refused() -> None:
     executable = ready(chain(1))
     for wrong, got in ((X[:3], "float32[3,30]"), (X.astype("f8"), "float64[20,30]"), (X.tolist(), "list")):
-        with pytest.raises(RunFailed) as raised:
+        text = f"value 'v0' is {got}; the native kernels that read it were prepared for float32[20,30]"
+        with raises_exactly(RunFailed, text):
             executable.run([wrong])
-        assert str(raised.value) == (f"value 'v0' is {got}; the native kernels that read it were prepared for float32[20,30]")
     with pytest.raises(InputError, match="function 'main' takes 1 inputs; got 2"):
         executable.run([X, X])
-
-
-# ---------------------------------------------------------------------- with Python around it
 
 
 def test_native_runs_and_python_kernels_share_the_work() -> None:
@@ -184,8 +179,6 @@ def test_a_shape_that_only_another_kernel_knows() -> None:
     np.testing.assert_array_equal(ready(graph).run([x])[0], [[2, 6]])
 
 
-# ---------------------------------------------------------------------- kernels that go wrong
-
 WHERE = "node 'v1' (test.Twice)"
 OUTPUT = f"output 0 of {WHERE}"
 WRONG = [
@@ -208,18 +201,14 @@ WRONG = [
 @pytest.mark.parametrize(("bid", "error", "text"), WRONG)
 def test_a_kernel_that_goes_wrong_is_named(bid: str, error: type[Exception], text: str) -> None:
     graph = chain(1, bid=bid).replace(outputs=(typed("v1", X),))
-    with pytest.raises(error) as raised:
+    with raises_exactly(error, text.format(kernel=f"kernel 'twice' of library {library()}")):
         ready(graph).run([X])
-    assert str(raised.value) == text.format(kernel=f"kernel 'twice' of library {library()}")
 
 
 def test_a_kernel_that_refuses_when_prepared_leaves_the_node_to_the_next() -> None:
     nodes = [node("Neg", "x", "y", bid="refuse"), node("Twice", "y -", "z", domain="test")]
     graph = function("x", "z", *nodes, opset=12, test=1).replace(inputs=(typed("x", X),))
     np.testing.assert_array_equal(ready(graph).run([X])[0], -2 * X)
-
-
-# ---------------------------------------------------------------------- memory and threads
 
 
 def test_every_state_that_was_made_is_destroyed() -> None:

@@ -49,9 +49,6 @@ def relu() -> Function:
     return function(node("Relu", "x", "y"), inputs={"x": tensor("N", 3)})
 
 
-# ---------------------------------------------------------------------- values in and out
-
-
 NARROW = {
     DType.INT4: [-8, -1, 0, 7, 3],
     DType.UINT4: [15, 1, 0, 7, 3],
@@ -92,12 +89,6 @@ def test_an_absent_optional_is_none_and_a_sequence_may_be_empty() -> None:
     assert (y, has.tolist(), [item.tolist() for item in items]) == (None, False, [[1, 1]])
     y, has, items = executable.run([x, [x], x])
     assert (y.tolist(), has.tolist(), len(items)) == ([1, 1], True, 2)
-
-
-# ---------------------------------------------------------------------- shapes of regions
-
-
-# ---------------------------------------------------------------------- learned models
 
 
 def test_buffers_serve_every_kind_of_output() -> None:
@@ -298,9 +289,6 @@ def test_the_library_is_not_given_the_shapes_of_inner_values() -> None:
     f = function(node("Neg", "x", "n"), node("Abs", "n", "y"), inputs={"x": value}, outputs={"y": value}, types={"n": value})
     (inner,) = onnx.load_from_string(export_model(f).model).graph.value_info
     assert inner.name == "n" and not inner.type.tensor_type.HasField("shape")
-
-
-# ---------------------------------------------------------------------- forms that are faster
 
 
 FORMS = {

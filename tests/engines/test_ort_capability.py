@@ -57,9 +57,6 @@ def test_the_newest_opset_is_that_of_the_library(opset: int, is_read: bool) -> N
         onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
-# ---------------------------------------------------------------------- what it takes
-
-
 TAKEN = {
     "a kernel": one("Relu", [F32]),
     "a kernel for every size": one("Relu", [TensorType(DType.FLOAT32)]),
@@ -78,9 +75,6 @@ def test_what_it_takes_it_opens(function: Function) -> None:
     assert why_not(function) is None
     if all(value.type is not None for value in function.inputs):
         Ort().compile(function, CompileContext())
-
-
-# ---------------------------------------------------------------------- what it declines, and why
 
 
 UNREAD = graph(
@@ -119,9 +113,6 @@ DECLINED = {
 @pytest.mark.parametrize(("function", "reason"), DECLINED.values(), ids=DECLINED)
 def test_what_it_declines_it_explains(function: Function, reason: str) -> None:
     assert why_not(function) == reason
-
-
-# ---------------------------------------------------------------------- what it is known to get wrong
 
 
 FLOAT, ML = DType.FLOAT32, "ai.onnx.ml"

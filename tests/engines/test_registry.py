@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.exact_errors import raises_exactly
 from xrt.engines import EngineDeclaration, EngineStatus, create, engine_class, names, probe
 from xrt.engines.contract.registry import find_declaration, list_by_rank, probe_all
 from xrt.engines.toy import Toy
@@ -61,9 +62,8 @@ def test_our_own_engines_come_by_the_same_door() -> None:
     assert engine_class("toy") is Toy
     engine = Toy()
     assert create("toy") == engine and create(engine) is engine
-    with pytest.raises(OptionError) as caught:
+    with raises_exactly(OptionError, f"an engine is a name, a spec or an instance of a GraphCompiler; got {Toy!r}"):
         create(Toy)  # type: ignore[arg-type]  # the mistake under test
-    assert str(caught.value) == f"an engine is a name, a spec or an instance of a GraphCompiler; got {Toy!r}"
 
 
 @pytest.mark.slow

@@ -31,9 +31,6 @@ INT = DType.INT64
 compiled, run, why = (partial(helper, TORCH) for helper in (written.compiled, written.run, written.why))
 
 
-# ---------------------------------------------------------------------- reasons
-
-
 def test_what_is_not_computed_inside_of_a_body_is_the_reason() -> None:
     then = function(node("NoSuch", "x", "a"), inputs={}, outputs={"a": tensor(2)})
     other = function(node("Neg", "x", "b"), inputs={}, outputs={"b": tensor(2)})
@@ -47,8 +44,6 @@ def test_a_call_that_fails_names_the_node() -> None:
     with pytest.raises(RunFailed, match=r"^torch failed at node 'y' \(Gather\) of 'main': index out of range in self$"):
         run(f, np.ones(3, np.float32), np.array([0, 3]))
 
-
-# ---------------------------------------------------------------------- types and numbers
 
 WIDE = ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bfloat16"]
 
@@ -81,9 +76,6 @@ def test_whole_numbers_divided_by_zero_and_by_minus_one_end_no_process(op: str, 
     type_ = tensor(4, dtype=DType.parse(dtype))
     (y,) = run(one(op, type_, type_, output=type_, fmod=1) if op == "Mod" else one(op, type_, type_, output=type_), a, b)
     assert y.tolist() == [LEAST[dtype] if value is LEAST else value for value in expected]
-
-
-# ---------------------------------------------------------------------- opaque calls
 
 
 def opaque(call: OpaqueCall, *types: TensorType, outputs: tuple[TensorType | None, ...]) -> Function:
@@ -125,9 +117,6 @@ def test_an_operator_that_is_not_registered_is_the_reason() -> None:
         "this process has no operator mylib::blur.default of PyTorch; "
         "import the library that registers it before the model is compiled"
     )
-
-
-# ---------------------------------------------------------------------- threads, processes, and what is the user's
 
 
 def test_the_budget_holds_for_the_call_and_the_calling_thread_alone() -> None:
@@ -213,7 +202,6 @@ def test_the_copies_of_constant_weights_are_made_once_and_counted() -> None:
 
 
 X = Tagged("tensor", 0)
-# ---------------------------------------------------------------------- operators that a model may call
 
 
 @pytest.fixture
@@ -313,9 +301,6 @@ def test_a_result_of_another_type_than_declared_fails(call: OpaqueCall, declared
         run(opaque(call, tensor(2), outputs=(declared,)), np.ones(2, np.float32))
 
 
-# ---------------------------------------------------------------------- memory of the engine
-
-
 def test_a_constant_of_a_body_is_not_returned_as_it_is() -> None:
     ones, flag = np.ones(3, np.float32), tensor(dtype=DType.BOOL)
     then = function(node("Identity", "k", "a"), inputs={}, outputs={"a": tensor(3)}, constants={"k": ones})
@@ -334,9 +319,6 @@ def test_a_constant_of_a_body_is_not_returned_as_it_is() -> None:
         (y,) = executable.run([np.array(value)])
         y[:] = 7
         assert executable.run([np.array(value)])[0].tolist() == [1, 1, 1]
-
-
-# ---------------------------------------------------------------------- settings of the caller
 
 
 @pytest.mark.parametrize(

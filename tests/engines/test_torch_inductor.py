@@ -89,8 +89,6 @@ def test_the_report_of_missing_features_does_not_import_the_tracer() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout == "False\n"
 
 
-# ---------------------------------------------------------------------- a compiled region
-
 WEIGHTS = np.random.default_rng(0).standard_normal((256, 96)).astype(np.float32) / 16
 
 
@@ -176,9 +174,6 @@ class TestCompiled:
     def test_a_forked_child_computes(self, compiled: Compiled) -> None:
         compiled[0].run([given(512)])
         assert status_of(lambda: check(compiled[0], given(512))) == 0
-
-
-# ---------------------------------------------------------------------- tests of onnx, many in one library
 
 
 @pytest.mark.full

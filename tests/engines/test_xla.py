@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -33,16 +32,10 @@ def placed(size: int, dtype: str = "float32", offset: int = 0) -> Array:
     return raw[start : start + nbytes].view(dtype)
 
 
-# ---------------------------------------------------------------------- reasons
-
-
 @pytest.mark.slow
 def test_a_call_that_fails_says_where() -> None:
     with pytest.raises(RunFailed, match=r"^XLA failed while it ran 'main': "):
         run(one("Relu", tensor(2), output=tensor(2)), np.ones(3, np.float32))
-
-
-# ---------------------------------------------------------------------- types and numbers
 
 
 def test_products_are_of_full_precision() -> None:
@@ -87,9 +80,6 @@ def test_aligned_weights_are_held_once_and_others_are_reported() -> None:
         assert uses.get("copied weights", 0) == copied
 
 
-# ---------------------------------------------------------------------- arrays in and out
-
-
 @pytest.mark.parametrize("size", [4, 100_000])
 def test_an_updated_input_may_be_computed_into_and_is_never_spoilt(size: int) -> None:
     f = function(node("Add", "x x", "y"), inputs={"x": tensor(size)}, outputs={"y": tensor(size)}, aliases=(("x", "y"),))
@@ -115,9 +105,6 @@ def test_a_large_input_is_handed_over_where_the_library_reads_it_in_place(size: 
         assert passed[-1].ctypes.data % 64 == (0 if is_moved else offset)
 
 
-# ---------------------------------------------------------------------- saved and loaded
-
-
 def test_a_saved_executable_runs_without_being_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     f = one("Add", tensor(2, 64, dtype=INT), tensor(64, dtype=INT), output=tensor(2, 64, dtype=INT))
     inputs = [np.ones((2, 64), np.int64), np.arange(64) + 2**33]
@@ -135,29 +122,17 @@ def test_bytes_that_are_no_executable_are_refused() -> None:
         XLA.load(memoryview(b"nothing of the kind"), one("Relu", tensor(2), output=tensor(2)), CONTEXT)
 
 
-# ---------------------------------------------------------------------- threads, and the process around
-
-
 WORK = """
-import json, sys, time
-from pathlib import Path
+import sys, time
 import numpy as np, xrt
-def list_times():
-    stats = {}
-    for task in Path("/proc/self/task").iterdir():
-        name, _, fields = (task / "stat").read_text().rpartition(")")
-        stats[task.name] = (name.partition("(")[2], int(fields.split()[11]))
-    return stats
 class Net(xrt.Graph):
     def build(self, x): return xrt.ops.MatMul(x, x)
 m, x = xrt.XRTModule(Net(), engine="xla", strict=True, threads=int(sys.argv[1])), np.ones((512, 512), np.float32)
 m(x)
-before, wall, processor = list_times(), time.perf_counter(), time.process_time()
+wall, processor = time.perf_counter(), time.process_time()
 for _ in range(120):
     m(x)
-wall, processor = time.perf_counter() - wall, time.process_time() - processor
-worked = [name for task, (name, ticks) in list_times().items() if ticks > before.get(task, (name, 0))[1]]
-print(json.dumps({"wall": wall, "processor": processor, "pool": worked.count("tf_XLAEigen")}))
+print((time.process_time() - processor) / (time.perf_counter() - wall))
 """
 
 
@@ -165,11 +140,8 @@ print(json.dumps({"wall": wall, "processor": processor, "pool": worked.count("tf
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_budget_bounds_the_threads_that_work(threads: int) -> None:
     """In a process of its own, where nothing else works; what else the machine does can only lower the processor's share."""
-    document = json.loads(
-        subprocess.run([sys.executable, "-c", WORK, str(threads)], check=True, capture_output=True, text=True).stdout
-    )
-    assert document["processor"] <= 1.1 * threads * document["wall"]
-    assert document["pool"] <= threads
+    completed = subprocess.run([sys.executable, "-c", WORK, str(threads)], check=True, capture_output=True, text=True)
+    assert float(completed.stdout) <= 1.1 * threads
 
 
 QUIET = """

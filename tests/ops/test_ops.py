@@ -23,7 +23,6 @@ from xrt.graph import Attribute, AttrKind, DType, Function, Node, TensorType, ma
 from xrt.graph.schemas import find_operator, latest_opset
 
 ALL = sorted({schema.name for schema in defs.get_all_schemas_with_history() if schema.domain == ""})
-# ---------------------------------------------------------------------- what there is
 
 
 @pytest.mark.parametrize("module", [xrt.ops, xrt.ops.ml], ids=["ai.onnx", "ai.onnx.ml"])
@@ -63,9 +62,6 @@ def test_an_unknown_operator() -> None:
         ops.ml.Relu  # type: ignore[attr-defined]  # that is the point  # noqa: B018
 
 
-# ---------------------------------------------------------------------- versions
-
-
 def test_the_graph_says_the_version() -> None:
     assert trace(lambda x: ops.Squeeze(x, axes=[0]), TensorType(DType.FLOAT32, (1, 2)), opsets=11).nodes[0].attr("axes") == (0,)
     assert len(trace(lambda x: ops.Squeeze(x, [0]), TensorType(DType.FLOAT32, (1, 2)), opsets=13).nodes[0].inputs) == 2
@@ -82,9 +78,6 @@ def test_the_graph_says_the_version() -> None:
 def test_operators_that_a_version_lacks(op_type: str, opset: int, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         trace(lambda x: getattr(ops, op_type)(x), F32, opsets=opset)
-
-
-# ---------------------------------------------------------------------- inputs
 
 
 def test_inputs_by_name() -> None:
@@ -151,9 +144,6 @@ def test_what_does_not_fit_an_operator_is_refused(build: Any, message: str) -> N
     assert message in str(caught.value)
 
 
-# ---------------------------------------------------------------------- attributes
-
-
 def test_attributes_become_what_the_schema_says() -> None:
     def build(x: Any) -> Any:
         ops.LeakyRelu(x, alpha=1)
@@ -179,9 +169,6 @@ def test_attributes_become_what_the_schema_says() -> None:
         (),
         (Attribute("type", AttrKind.TYPE, F32),),
     ]
-
-
-# ---------------------------------------------------------------------- outputs
 
 
 @pytest.mark.parametrize(
@@ -215,9 +202,6 @@ def test_operators_of_ml() -> None:
     assert function.nodes[0].op == "ai.onnx.ml.Scaler"
     assert function.opsets == {"": 26, "ai.onnx.ml": 5}
     assert function.outputs[0].type == TensorType(DType.FLOAT32)  # onnx infers no shapes for this domain
-
-
-# ---------------------------------------------------------------------- stubs
 
 
 @pytest.mark.parametrize(("file", "domain"), [("__init__.pyi", ""), ("ml.pyi", "ai.onnx.ml")])

@@ -98,9 +98,6 @@ def test_symbolic_dims_are_bound_where_an_engine_wants_them():
     assert {launch.function.inputs[0].type.shape for launch in program.plan.launches} == {(5,)}
 
 
-# ---------------------------------------------------------------------- in the run
-
-
 def test_every_case_runs_once_for_each_engine_to_begin_with():
     report = conform(BOTH, RELU, groups=["simple"], alternate=True)
     [outcome] = report.outcomes

@@ -38,9 +38,6 @@ def outcome_of(engine, pattern: str = RELU) -> Outcome:
     return outcome
 
 
-# ---------------------------------------------------------------------- cases
-
-
 def test_every_node_test_of_onnx_is_a_case():
     cases = node_cases()
     assert len(cases) > 1800
@@ -77,9 +74,6 @@ def test_bfloat16_is_granted_two_roundings():
     )
     near = [(e.astype(np.float32) * np.float32(1 + 2**-7)).astype(e.dtype) for e in case.expected]
     assert case.judge(near)
-
-
-# ---------------------------------------------------------------------- words
 
 
 @pytest.mark.parametrize(
@@ -127,9 +121,6 @@ def test_a_model_that_cannot_be_read_has_failed():
     assert "ModelError" in outcome.reason
 
 
-# ---------------------------------------------------------------------- lists of engines
-
-
 def test_a_list_runs_as_one_plan():
     first, seen = RecordingEngine(takes="Relu"), []
     report = conform([first, "toy"], "relu,abs", progress=lambda done, count, outcome: seen.append((done, count, outcome.case)))
@@ -162,9 +153,6 @@ def test_constant_parts_are_computed_beforehand_unless_nothing_is_left(make):
     assert len(engine.journal.compiled[0].nodes) < len(expanded.function.nodes)
     assert run_case(constant, make(engine)).word is ResultWord.PASSED
     assert len(engine.journal.compiled[1].nodes) == 1
-
-
-# ---------------------------------------------------------------------- known failures and reports
 
 
 def gap(cases: str, **fields) -> KnownFailure:
@@ -262,9 +250,6 @@ def test_groups_are_counted():
         "pytorch-converted": 1,
     }
     assert report.count_placements()["Relu"] == {"toy": 1}
-
-
-# ---------------------------------------------------------------------- ties
 
 
 def argmax_case() -> ConformanceCase:

@@ -1,15 +1,16 @@
-"""Run models on the emulated device, and print as JSON what came of it."""
+"""Run models on the emulated device; an assertion that fails ends the process."""
 
 from __future__ import annotations
 
 import ctypes
-import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import xrt
 from tests.devices.worlds import TOY
@@ -34,15 +35,18 @@ def main(folder: Path) -> None:
     driver, runtime = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libcudart.so.13")
     for log in (driver.cuEmulatedLog, runtime.cudaEmulatedLog):
         log.restype = ctypes.c_char_p
-    results: dict[str, Any] = {name: outcome(*MODELS[name], TOY) for name in MODELS}
-    results["driver"] = driver.cuEmulatedLog().decode().splitlines()
-    results["runtime"] = runtime.cudaEmulatedLog().decode().splitlines()
-    results |= {"saved": saved(), "misplaced": misplaced(), "alone": alone()}
-    results["architectures"] = sorted(set(compiled))
-    sys.stdout.write(json.dumps(results))
+    for model, inputs in MODELS.values():
+        check_results(model, inputs)
+    launches = [line.split() for line in driver.cuEmulatedLog().decode().splitlines() if line.startswith("launch")]
+    assert len(launches) >= len(MODELS) and {stream for _, stream, _ in launches} == {str(STREAM)}, launches
+    assert runtime.cudaEmulatedLog() == b"", "nothing is allocated, copied or waited for"
+    check_saved()
+    check_misplaced_arrays()
+    check_a_run_without_a_stream()
+    assert set(compiled) == {"sm_90"}, "code is for the device that is there"
 
 
-def made(function: Function, device: EmulatedDevice) -> Any:
+def make(function: Function, device: EmulatedDevice) -> Any:
     executable = Tvm().compile(function, context(device))
     executable.prepare()
     return executable
@@ -52,73 +56,56 @@ def context(device: EmulatedDevice, workdir: Path | None = None) -> CompileConte
     return CompileContext(device="cuda:0", accelerator=device, workdir=workdir)
 
 
-def outcome(model: Function, inputs: Any, engine: str) -> dict[str, Any]:
-    """Return how far results lie from an engine's on the CPU, and whether any is memory of another."""
-    device = EmulatedDevice()
-    items = [device.upload(array) for array in inputs]
-    executable = made(model, device)
-    results = executable.run(items, RunOptions(stream=STREAM))
-    expected = reference(model, inputs, engine)
-    apart = all(not np.shares_memory(a, b) for k, a in enumerate(results) for b in [*items, *results[:k]])
-    return {
-        "differs": [differs(*pair) for pair in zip(results, expected, strict=True)],
-        "apart": apart,
-        "waits": device.waits - 1,
-    }
-
-
-def reference(model: Function, inputs: Any, engine: str = TOY) -> list[Any]:
+def check(results: Sequence[Any], model: Function, inputs: Sequence[Any]) -> None:
     with np.errstate(all="ignore"):
-        return run_outputs(xrt.XRTModule(model, engine)(*inputs), model)
+        expected = run_outputs(xrt.XRTModule(model, TOY)(*inputs), model)
+    for got, want in zip(results, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(got), want, rtol=2e-5, atol=2e-6, strict=True, err_msg=model.name)
 
 
-def differs(got: Any, want: Any) -> str:
-    try:
-        np.testing.assert_allclose(np.asarray(got), want, rtol=2e-5, atol=2e-6, strict=True)
-    except AssertionError as error:
-        return str(error)
-    return ""
+def check_results(model: Function, inputs: Sequence[Any]) -> None:
+    """The kernels compute what the reference does, into arrays of their own, and the call waits for nothing."""
+    device = EmulatedDevice()
+    items, executable = [device.upload(array) for array in inputs], make(model, device)
+    results = executable.run(items, RunOptions(stream=STREAM))
+    check(results, model, inputs)
+    assert not any(np.shares_memory(a, b) for k, a in enumerate(results) for b in [*items, *results[:k]]), model.name
+    assert device.waits == 1, f"{model.name}: only the compile waits"
 
 
-def saved() -> dict[str, Any]:
-    """Save an executable, and run what is loaded: without a compile."""
+def check_saved() -> None:
+    """What was saved runs without a compile."""
     model, inputs = MODELS["net"]
     device, engine = EmulatedDevice(), Tvm()
     with tempfile.TemporaryDirectory() as workdir:
-        data = engine.save(made(model, device), context(device, Path(workdir)))
+        data = engine.save(make(model, device), context(device, Path(workdir)))
     before = len(compiled)
     with tempfile.TemporaryDirectory() as workdir:
         executable = engine.load(memoryview(data), model, context(device, Path(workdir)))
         executable.prepare()
-    results = executable.run([device.upload(array) for array in inputs], RunOptions(stream=STREAM))
-    worst = [differs(*pair) for pair in zip(results, reference(model, inputs), strict=True)]
-    return {"differs": worst, "compiles": len(compiled) - before}
+    check(executable.run([device.upload(array) for array in inputs], RunOptions(stream=STREAM)), model, inputs)
+    assert len(compiled) == before
 
 
-def misplaced() -> list[str]:
-    """Hand over arrays that lie at odd addresses, or not in order."""
+def check_misplaced_arrays() -> None:
+    """Arrays that lie at odd addresses, or not in order, are copied first."""
     model, (x, w) = MODELS["product"]
     device = EmulatedDevice()
-    executable = made(model, device)
     odd = device.upload(x, gap=4), device.upload(np.ascontiguousarray(w.T)).T
-    (result,) = executable.run(odd, RunOptions(stream=STREAM))
-    return [differs(result, reference(model, (x, w))[0])]
+    check(make(model, device).run(odd, RunOptions(stream=STREAM)), model, (x, w))
 
 
-def alone() -> list[Any]:
-    """Return how often a run without a stream of the caller's waits, and what a closed executable says."""
+def check_a_run_without_a_stream() -> None:
+    """Without a stream the call waits; a closed executable refuses."""
     model, inputs = MODELS["chain"]
     device = EmulatedDevice()
-    executable, items = made(model, device), [device.upload(array) for array in inputs]
+    executable, items = make(model, device), [device.upload(array) for array in inputs]
     before = device.waits
     executable.run(items)
-    waits = device.waits - before
+    assert device.waits == before + 1
     executable.close()
-    try:
+    with pytest.raises(xrt.errors.RunFailed, match=r"^the executable of 'chain' is closed$"):
         executable.run(items)
-    except xrt.errors.RunFailed as error:
-        return [waits, str(error)]
-    return [waits, ""]
 
 
 if __name__ == "__main__":
