@@ -14,7 +14,7 @@ import xrt
 from xrt.cache import CompileCache
 from xrt.runtime.devices import Device, device
 from xrt.runtime.devices.interface import TransferStats
-from xrt.testing.simulated import SimulatedMachine, simulate_devices
+from xrt.testing.simulated import simulate_devices
 
 TOY = "toy{native=off}"
 WORLDS = [
@@ -29,7 +29,7 @@ WORLDS = [
 class World:
     """Devices to test on."""
 
-    machine: SimulatedMachine | None
+    machine: Any
     """The simulated machine; None on real devices."""
 
     def device(self, name: str = "cuda") -> Device:
