@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -130,6 +131,13 @@ def test_what_onnx_cannot_infer_keeps_its_declaration() -> None:
     assert types(infer_shapes(function)) == {"a": "float32[5]", "b": "float32[5]", "y": "float32[4]"}
 
 
+def test_a_node_with_an_input_of_unknown_type_keeps_its_declaration() -> None:
+    function = read("""(float[N,4,6] x) => (float[?,7,?] y) <int64[1] zero = {0}, int64[1] two = {2}, int64[1] rest = {-1}> {
+        s = Shape(x)  n = Gather(s, zero)  t = Concat<axis=0>(n, two, rest)  r = Reshape(x, t)  b = com.acme.Foo(x)  y = Add(r, b)
+    }""")
+    assert types(infer_shapes(function)) | {"y": "float32[?,7,?]", "r": "float32[N,2,12]"} == types(infer_shapes(function))
+
+
 def test_a_node_that_contradicts_itself_hides_nothing_else() -> None:
     function = without_outputs(read("(float[2,3] x, float[7] w) => (float y) { a = Add(x, w)  b = Relu(x)  y = Mul(a, b) }"))
     assert types(infer_shapes(function)) == {"b": "float32[2,3]", "y": "None"}
@@ -213,15 +221,18 @@ def test_a_branch_inside_of_a_branch_reads_a_value_whose_shape_is_only_declared(
     assert infer_shapes(inferred) is inferred
 
 
-def test_the_outputs_of_a_loop_follow_from_shapes_that_its_body_computes() -> None:
+@pytest.mark.parametrize("control", [(), ("before",)])
+def test_the_outputs_of_a_loop_follow_from_shapes_that_its_body_computes(control: tuple[str, ...]) -> None:
     function = read("""(int64 m, float[N,3] x) => (float fin, float scan) <int64[1] zero = {0}, int64[1] three = {3}> {
         fin, scan = Loop(m, "", x) <body = b (int64 i, bool c, float[N,3] s) => (bool d, float[N,3] t, float o) {
             d = Identity(c)  t = Relu(s)
             k = Shape(x)  n = Gather(k, zero)  target = Concat<axis=0>(n, three)  r = Reshape(s, target)  o = Relu(r)
         }>
     }""")
-    inferred = infer_shapes(without_outputs(function))
+    nodes = node("Abs", "x", "a", name="before"), replace(function.nodes[0], control=control)
+    inferred = infer_shapes(without_outputs(function.replace(nodes=nodes)))
     assert types(inferred)["scan"] == "float32[?,N,3]"
+    assert inferred.nodes[1].control == control
     assert infer_shapes(inferred) is inferred
 
 

@@ -359,7 +359,7 @@ class Knowledge:
         inferred = infer_by_onnx(self.isolate(node))
         for value in inferred.outputs:
             self._learn(value.name, value.type)
-        return inferred.nodes[0]
+        return replace(inferred.nodes[0], control=node.control)
 
     def infer_from_bodies(self, node: Node) -> None:
         """Infer the output types of an If as the common types of its branches; do nothing for another node."""
@@ -371,13 +371,13 @@ class Knowledge:
                 self._learn(name, join_types(then_type, else_type))
 
     def isolate(self, node: Node) -> Function:
-        """Make a Function of this node alone. Its inputs are the values that the node reads and that are not constant."""
+        """Make a Function of this node alone, without control edges. Its inputs are the values it reads that are not constant."""
         names = dict.fromkeys(node.uses)
         constants = {name: constant for name in names if (constant := self.find_constant(name)) is not None}
         return Function(
             inputs=tuple(Value(name, self.get_type(name)) for name in names if name not in constants),
             outputs=tuple(Value(name, self.get_type(name)) for name in dict.fromkeys(node.defined_names)),
-            nodes=(node,),
+            nodes=(replace(node, control=()),),
             constants=constants,
             opsets=self.function.opsets,
             name=node.name,

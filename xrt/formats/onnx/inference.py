@@ -139,7 +139,8 @@ def infer_node_types(
     if _has_ceil_mode(node):
         node, opsets = _drop_unused_ceil_mode(node), {**opsets, "": _POOL_OPSET}
     schema = find_schema(node.op_type, opsets.get(node.domain, 0), node.domain)
-    if schema is None or not schema.has_type_and_shape_inference_function:
+    has_all_types = all(name in types for name in node.inputs if name)  # which onnx requires
+    if schema is None or not schema.has_type_and_shape_inference_function or not has_all_types:
         return [None] * len(node.outputs)
     # Without the original names, equal layers share a cache entry.
     canonical = replace(
