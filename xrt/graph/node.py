@@ -6,6 +6,7 @@ import fnmatch
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -275,7 +276,7 @@ class FreshNames:
     """
 
     def __init__(self, used: Iterable[str] = (), start: int = 1) -> None:
-        self._used = dict.fromkeys(used)
+        self._used = Counter(used)  # both branches of an If may define the same name
         self._start = start
         """The first number appended to a name in use."""
         self._counts: dict[str, int] = {}
@@ -290,12 +291,14 @@ class FreshNames:
 
     def reserve(self, name: str) -> str:
         """Reserve and return a name, which must be free."""
-        self._used[name] = None
+        self._used[name] = 1
         return name
 
     def release(self, name: str) -> None:
-        """Free a name if it is reserved."""
-        self._used.pop(name, None)
+        """Free a name, unless it is in use more than once."""
+        self._used[name] -= 1
+        if self._used[name] <= 0:
+            del self._used[name]
 
     def take(self, name: str) -> str:
         """Reserve and return ``name``, with a number appended if it is in use."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -254,8 +254,11 @@ class Knowledge:
     def is_news(self, name: str) -> bool:
         return name in self._news or (self.outer is not None and not self._is_local(name) and self.outer.is_news(name))
 
-    def add_news(self, names: Iterable[str]) -> None:
-        self._news.update(names)
+    def learn_constants(self, constants: Mapping[str, Constant]) -> None:
+        """Record the elements of values that were folded, which become news. The caller adds them to `constants`."""
+        for name, constant in constants.items():
+            self._remember(name, constant)
+        self._news.update(constants)
 
     def infer(self, node: Node, *, again: bool = False) -> None:
         """Infer the output types of a node, if it reads news or contents; with ``again`` in any case."""

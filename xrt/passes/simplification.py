@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import ChainMap, Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -35,87 +34,42 @@ def optimize(function: Function, evaluate: Evaluate | None = None, must_stay: Mu
 
         expanded = expand_gradient_nodes(function)
         function = function if expanded is function else infer_shapes(expanded)
-    # Types of an inlined branch may become more precise in the enclosing Function, so infer them again.
-    inlined = inline_constant_control_flow(function)
-    function = function if inlined is function else infer_shapes(inlined)
-    while evaluate is not None:
-        folded = fold_constants(function, evaluate, must_stay)
+    while True:
+        if evaluate is None:
+            folded = inline_constant_control_flow(function)
+        else:
+            folded = fold_constants(function, evaluate, must_stay)
         # Without bodies, one round suffices. With bodies, types that are inferred after a round may allow another.
-        has_bodies = folded is not function and any(node.bodies for node in folded.nodes)
+        has_bodies = folded is not function and any(node.bodies for node in function.nodes)
         function = infer_shapes(folded) if has_bodies else folded
         if function is folded:
             break
     return drop_dead_nodes(function)
 
 
-Lookup = Callable[[str], Constant | None]
-"""Returns the constant with a name, or None if the value is only known at run time."""
 _ANY_TYPE_OPSET = 16
 """First opset in which Identity supports sequences and optionals."""
 
 
 def inline_constant_control_flow(function: Function) -> Function:
-    """Replace each If with a constant condition by its branch, in bodies too.
+    """Replace each If with a condition that is known before a call by its branch, in bodies too.
 
     Outputs keep their names; inlined values and nodes are renamed only on a collision. An If with control edges stays. Return
     ``function`` itself if nothing is inlined. Linear time.
     """
-    return _inline_branches(function, {}, BodyNames(function))
-
-
-def _inline_branches(function: Function, outer: Mapping[str, Constant], names: BodyNames) -> Function:
     # Most Functions have no bodies and need no tables.
     if not any(node.bodies for node in function.nodes):
         return function
-    splice = Splice(function, names)
-    # Values of Constant nodes, which a condition may read.
-    node_values: dict[str, Constant] = {}
-    scope: ChainMap[str, Constant] = ChainMap(node_values, splice.constants, outer)  # type: ignore[arg-type]  # only the first map is written
-    while splice.pending:
-        node = splice.pending.pop()
-        branch = find_taken_branch(node, scope.get)
-        if branch is not None and splice.inline(node, branch):
-            continue
-        splice.nodes.append(node.map_bodies(lambda inner: _inline_branches(inner, scope, names)))
-        if node.op == "Constant" and isinstance(value := node.attr("value"), Constant):
-            node_values[node.outputs[0]] = value
-    return splice.finish()
+    return _Folding(FreshNames.for_function(function), is_enabled=False).fold_function(function, None)
 
 
-def find_taken_branch(node: Node, lookup: Lookup) -> Function | None:
-    """Find the branch that an If with a constant condition takes; None for any other node."""
-    condition = lookup(node.inputs[0]) if node.op == "If" else None
-    if condition is None or condition.array.size != 1:
+def find_taken_branch(node: Node, knowledge: Knowledge) -> Function | None:
+    """Find the branch that an If with a known condition takes; None for any other node."""
+    condition = knowledge.find_contents(node.inputs[0]) if node.op == "If" else None
+    if condition is None or not condition.is_known or condition.elements.size != 1:
         return None
-    branch = node.attr("then_branch" if condition.array.reshape(()) else "else_branch")
+    branch = node.attr("then_branch" if condition.elements.item() else "else_branch")
     return branch if isinstance(branch, Function) and len(branch.outputs) == len(node.outputs) else None
-
-
-class BodyNames:
-    """Counts how often each value name is defined in a model, nested bodies included, while branches are inlined.
-
-    A set of names would not suffice: both branches of an If, and unrelated bodies, may define the same name.
-    """
-
-    def __init__(self, root: Function) -> None:
-        self._root = root
-
-    @cached_property  # most models have nothing to inline
-    def counts(self) -> Counter[str]:
-        return Counter(list_definitions(self._root))
-
-    def release(self, node: Node) -> None:
-        for body in node.bodies:
-            self.counts.subtract(list_definitions(body))
-
-    def reserve(self, name: str) -> str:
-        """Reserve and return ``name``, with a numeric suffix if it is in use."""
-        fresh, suffix = name, 1
-        while self.counts[fresh] > 0:
-            suffix += 1
-            fresh = f"{name}_{suffix}"
-        self.counts[fresh] = 1
-        return fresh
 
 
 class Splice:
@@ -125,7 +79,7 @@ class Splice:
     outputs were added to `constants`.
     """
 
-    def __init__(self, function: Function, names: BodyNames) -> None:
+    def __init__(self, function: Function, names: FreshNames) -> None:
         self.function = function
         self.constants: dict[str, Constant] = dict(function.constants)
         self.types: dict[str, Type] = {}  # of the values of inlined branches
@@ -169,7 +123,9 @@ class Splice:
 
     def _rename_values(self, node: Node, branch: Function, results: Sequence[tuple[str, str]]) -> dict[str, str]:
         """Map the name of each value that the branch defines, nested bodies included, to the name outside of the branch."""
-        self._names.release(node)
+        for body in node.bodies:
+            for name in list_definitions(body):
+                self._names.release(name)
         new_names: dict[str, str] = {}
         for result, name in results:
             if branch.producer(result) is not None:
@@ -178,7 +134,7 @@ class Splice:
         captured = frozenset(branch.captures)
         for name in dict.fromkeys(list_definitions(branch)):
             if name not in new_names and name not in captured:
-                new_names[name] = self._names.reserve(name)
+                new_names[name] = self._names.take(name)
         self.constants.update((new_names[name], constant) for name, constant in branch.constants.items())
         self._inlined_values.update(new_names.values())
         return new_names
@@ -226,20 +182,23 @@ _DATA_SIZED_OPERATORS = frozenset({"Compress", "NonZero", "Unique"})
 """Operators whose output size depends on the data, but is bounded by a small multiple of the input size."""
 
 
-def fold_constants(function: Function, evaluate: Evaluate, must_stay: MustStay | None = None) -> Function:
+def fold_constants(function: Function, evaluate: Evaluate | None = None, must_stay: MustStay | None = None) -> Function:
     """Replace the outputs of nodes that read only constants by constants of the same names. Infer types first.
 
     In one walk over the nodes, the types of each node are inferred from the values that were folded before, and an If whose
     condition became constant is inlined. A computed shape is folded if all its elements are known, even if the tensor with this
-    shape is only computed at run time. Any other node to fold is passed to ``evaluate`` as a Function without inputs.
+    shape is only computed at run time. Any other node to fold is passed to ``evaluate`` as a Function without inputs; without
+    ``evaluate``, only Constant, ConstantOfShape and computed shapes are folded.
 
     A node is not folded if it is random, has no ONNX schema, has control edges, may compute more than `MAX_FOLDED_BYTES`, is a
     DequantizeLinear selected by ``must_stay``, or if its evaluation fails. A node with bodies is folded if all captured values
     are constants; otherwise the nodes in its bodies are folded. Constants without remaining readers are removed. Return
     ``function`` itself if nothing is folded. Linear time.
     """
+    has_bodies = any(node.bodies for node in function.nodes)
+    names = FreshNames.for_function(function) if has_bodies else FreshNames()  # only branches are renamed
     with pause_gc(function.size):
-        return _Folding(evaluate, BodyNames(function), must_stay).fold_function(function, None)
+        return _Folding(names, evaluate, must_stay).fold_function(function, None)
 
 
 def _fill(node: Node, knowledge: Knowledge) -> Constant | None:
@@ -259,9 +218,11 @@ def _fill(node: Node, knowledge: Knowledge) -> Constant | None:
 class _Folding:
     """Walks over a Function and its bodies: infers the types of each node, then folds, inlines or keeps the node."""
 
-    evaluate: Evaluate
-    names: BodyNames
-    must_stay: MustStay | None
+    names: FreshNames
+    evaluate: Evaluate | None = None
+    must_stay: MustStay | None = None
+    is_enabled: bool = True
+    """False to inline only."""
 
     def fold_function(self, function: Function, outer: Knowledge | None) -> Function:
         """Fold the nodes of a Function; ``outer`` is the Knowledge of the enclosing Function, or None."""
@@ -270,7 +231,7 @@ class _Folding:
         inlined_names = set[str]()
         while splice.pending:
             node = splice.pending.pop()
-            branch = find_taken_branch(node, knowledge.find_constant) if node.bodies else None
+            branch = find_taken_branch(node, knowledge)
             if branch is not None and splice.inline(node, branch):
                 inlined_names.update(inner.name for inner in splice.inlined)
                 continue
@@ -278,7 +239,8 @@ class _Folding:
             knowledge.infer(node, again=node.name in inlined_names)
             results = None
             # A node with control edges orders effects, which a constant cannot.
-            if not node.control and node.name not in splice.control_predecessors:
+            has_control = node.control or node.name in splice.control_predecessors
+            if self.is_enabled and not has_control:
                 results = knowledge.list_known_integers(node)
                 if results is None and knowledge.reads_constants(node):
                     results = self.fold_node(node, knowledge)
@@ -289,7 +251,7 @@ class _Folding:
                 splice.nodes.append(node)
             else:
                 splice.constants.update(results)
-                knowledge.add_news(results)
+                knowledge.learn_constants(results)
         return splice.finish()
 
     def fold_node(self, node: Node, knowledge: Knowledge) -> dict[str, Constant] | None:
@@ -299,7 +261,7 @@ class _Folding:
         if node.op == "ConstantOfShape" and (filled := _fill(node, knowledge)) is not None:
             return {node.outputs[0]: filled}
         # A random operator must draw new numbers in each call; an operator without a schema may have side effects.
-        if not is_deterministic(node, knowledge.function):
+        if self.evaluate is None or not is_deterministic(node, knowledge.function):
             return None
         # Engines with integer kernels read the quantized weights.
         if node.op == "DequantizeLinear" and self.must_stay is not None and self.must_stay(node, knowledge.function):
@@ -309,18 +271,19 @@ class _Folding:
         else:
             knowledge.infer(node, again=True)
             isolated = knowledge.isolate(node)
-        return self.evaluate_isolated(isolated) if _is_bounded(isolated) else None
+        return _evaluate(isolated, self.evaluate) if _is_bounded(isolated) else None
 
-    def evaluate_isolated(self, isolated: Function) -> dict[str, Constant] | None:
-        """Evaluate a Function without inputs; None if that fails or the results do not match the inferred types."""
-        try:
-            results = self.evaluate(isolated, [])
-        except Exception:  # noqa: BLE001  # a node that cannot be evaluated is left to its engine
-            return None
-        if len(results) != len(isolated.outputs) or not all(isinstance(result, np.ndarray) for result in results):
-            return None
-        constants = {value.name: Constant(result) for value, result in zip(isolated.outputs, results, strict=True)}
-        return constants if all(_fits(constants[value.name], value.type) for value in isolated.outputs) else None
+
+def _evaluate(isolated: Function, evaluate: Evaluate) -> dict[str, Constant] | None:
+    """Evaluate a Function without inputs; None if that fails or the results do not match the inferred types."""
+    try:
+        results = evaluate(isolated, [])
+    except Exception:  # noqa: BLE001  # a node that cannot be evaluated is left to its engine
+        return None
+    if len(results) != len(isolated.outputs) or not all(isinstance(result, np.ndarray) for result in results):
+        return None
+    constants = {value.name: Constant(result) for value, result in zip(isolated.outputs, results, strict=True)}
+    return constants if all(_fits(constants[value.name], value.type) for value in isolated.outputs) else None
 
 
 def _is_bounded(isolated: Function) -> bool:

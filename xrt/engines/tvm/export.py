@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from tvm import relax, tirx
@@ -56,7 +56,7 @@ def import_function(function: Function, polynomials: bool = True) -> ImportedMod
       protobuf and do not affect the compile time.
     - ``polynomials`` replaces exponentials by polynomials, which are faster on CPUs (`POLYNOMIALS`).
     """
-    function = decompose(fold_constants(function, _reject_evaluation))
+    function = decompose(fold_constants(function))
     weights = {name: c for name, c in function.constants.items() if c.array.size > MAX_CONSTANT_ELEMENTS}
     # A model in which the weights are inputs, after those of the Function.
     lifted = function.replace(
@@ -71,11 +71,6 @@ def import_function(function: Function, polynomials: bool = True) -> ImportedMod
     returned = module["main"].ret_ty
     result_types = returned.fields if hasattr(returned, "fields") else (returned,)
     return ImportedModule(module, tuple(weights.values()), tuple(map(convert_type, result_types)))
-
-
-def _reject_evaluation(function: Function, inputs: list[Any]) -> NoReturn:
-    """An evaluator for `fold_constants` that makes it fold only the nodes that need no computation."""
-    raise NotImplementedError("only nodes that need no computation are folded")
 
 
 def _list_shapes(function: Function) -> dict[str, list[Any]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from xrt.builder.builder import Builder
 from xrt.builder.tensor import Tensor
@@ -99,11 +98,11 @@ def prepare(function: Function, targets: Collection[str], sources: Collection[st
     Raises ModelError if the conversion fails.
     """
     # The converter needs types, and some values that it returns have none: infer before and after.
-    prepared = _fold(infer_shapes(upgrade_opset(infer_shapes(function), OPSET)))
+    prepared = fold_constants(infer_shapes(upgrade_opset(infer_shapes(function), OPSET)))
     path = _find_path(prepared, targets, sources)
     # By identity, because the nodes of a decomposition are decomposed too, whatever their names.
     skipped = {id(node) for node in prepared.nodes if node.name not in path}
-    prepared = _fold(decompose_nodes(prepared, lambda node, fn: None if id(node) in skipped else _decompose(node, fn)))
+    prepared = fold_constants(decompose_nodes(prepared, lambda node, fn: None if id(node) in skipped else _decompose(node, fn)))
     # Folding drops constants without readers. Restore those of `sources`: their gradients are zeros.
     weights = {name: function.constants[name] for name in sources if name in function.constants}
     return prepared.replace(constants={**weights, **prepared.constants})
@@ -117,7 +116,7 @@ def prepare_body(node: Node, body: Function) -> Function:
     for inner in body.nodes:
         if not is_deterministic(inner, body):
             refuse(node, f"its body has {inner.name!r} ({inner.op}), which computes other numbers when it runs again")
-    return _fold(decompose_nodes(_fold(body), _decompose))
+    return fold_constants(decompose_nodes(fold_constants(body), _decompose))
 
 
 def _find_path(function: Function, targets: Collection[str], sources: Collection[str]) -> set[str]:
@@ -149,21 +148,11 @@ def _decompose(node: Node, function: Function) -> Function | None:
     if body is None or body.opset() > function.opset():
         return None
     try:
-        return drop_dead_nodes(infer_shapes(_fold(infer_shapes(upgrade_opset(body, function.opset())))))
+        # Folding computed shapes replaces an If in the decomposition by its branch.
+        folded = fold_constants(infer_shapes(upgrade_opset(body, function.opset())))
+        return drop_dead_nodes(infer_shapes(folded))
     except ModelError:
         return None  # the sweep reports the missing rule
-
-
-def _fold(function: Function) -> Function:
-    """Fold Constant nodes and integer arithmetic on known shapes, so that an If in a decomposition is replaced by its branch.
-
-    Other nodes are not evaluated.
-    """
-
-    def refuse_evaluation(function: Function, inputs: list[Any]) -> Sequence[Any]:
-        raise ModelError(f"{function.name!r} is not computed here")
-
-    return fold_constants(function, refuse_evaluation)
 
 
 def find_active(nodes: Iterable[Node], starts: Collection[str], tensors: MutableMapping[str, Tensor]) -> frozenset[str]:
