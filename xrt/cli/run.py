@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import product
@@ -42,7 +42,6 @@ from xrt.module.programs import NO_LIMIT, optimize
 from xrt.module.tuning import read_serving
 from xrt.passes.quantize import QuantizationOptions, quantize, quantize_weights, why_not_quantized
 from xrt.passes.quantize.form import prepare_for_quantization
-from xrt.passes.quantize.packed import why_not_stored
 from xrt.placement.engine_list import is_auto
 from xrt.placement.records import read_lock
 from xrt.placement.report import format_error
@@ -447,8 +446,7 @@ def quantize_command(model: str, target: Path, table_file: str | None, save_tabl
                 table = module.calibrate(batches, params["method"])
         if save_table and table is not None:
             table.save(save_table)
-        why_not: Callable[..., str | None] = why_not_stored if is_weight_only else why_not_quantized
-        count = sum(why_not(node, function, settings) is None for node in function.nodes)
+        count = sum(why_not_quantized(node, function, settings) is None for node in function.nodes)
         if not count:
             raise OptionError("nothing of the model is quantized: no node of the patterns has constant weights of float32")
         quantized = quantize_weights(function, settings) if table is None else quantize(function, table, settings)

@@ -11,7 +11,6 @@ from xrt.graph import DType, Function, Node, NodePattern, TensorType
 from xrt.operators import Trait, has_trait
 
 ActivationType: TypeAlias = Literal["uint8", "int8"]
-WeightType: TypeAlias = Literal["int8", "uint8"]
 DEFAULT_PATTERNS = (NodePattern(("Conv", "Gemm", "MatMul")),)
 """The nodes that are quantized by default. ConvTranspose is not: ONNX Runtime has no integer kernel for it."""
 
@@ -27,9 +26,6 @@ class QuantizationOptions:
     activations: ActivationType = "uint8"
     symmetric_activations: bool = False
     """Whether the zero point of activations is the middle of their type."""
-    weights: WeightType = "int8"
-    symmetric_weights: bool = True
-    """Whether the zero point of weights is the middle of their type, as ONNX Runtime's integer kernels expect."""
     per_channel: bool = True
     """Whether each output channel of a weight has its own scale."""
     reduce_range: bool = False
@@ -44,13 +40,11 @@ class QuantizationOptions:
             listed = [patterns] if isinstance(patterns, str | NodePattern) else patterns  # one pattern, or several
             parsed = (pattern if isinstance(pattern, NodePattern) else NodePattern.parse(pattern) for pattern in listed)
             object.__setattr__(self, name, tuple(parsed))
-        for name, choices in (("activations", get_args(ActivationType)), ("weights", get_args(WeightType))):
-            value = getattr(self, name)
-            if value not in choices:
-                raise OptionError(
-                    f"{name} must be one of {', '.join(choices)}; got {value!r}.{did_you_mean(str(value), choices)}"
-                )
-        for name in ("symmetric_activations", "symmetric_weights", "per_channel", "reduce_range", "activation_products"):
+        choices = get_args(ActivationType)
+        if self.activations not in choices:
+            nearest = did_you_mean(str(self.activations), choices)
+            raise OptionError(f"activations must be one of {', '.join(choices)}; got {self.activations!r}.{nearest}")
+        for name in ("symmetric_activations", "per_channel", "reduce_range", "activation_products"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name} must be True or False; got {getattr(self, name)!r}")
 
@@ -60,10 +54,6 @@ class QuantizationOptions:
     @property
     def activation_dtype(self) -> DType:
         return DType.parse(self.activations)
-
-    @property
-    def weight_dtype(self) -> DType:
-        return DType.parse(self.weights)
 
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from xrt.graph import DType, Function, Node, TensorType
+from xrt.graph import DType, Function, Node
 from xrt.operators import NodeWriter, rewrite_nodes
-from xrt.passes.quantize.candidates import CONVOLUTIONS, PRODUCTS, QuantizationOptions
+from xrt.passes.quantize.candidates import PRODUCTS, QuantizationOptions, why_not_quantized
 from xrt.passes.quantize.weights import (
     Array,
     Emission,
@@ -52,16 +52,13 @@ def _rewrite_selected(
 
 def why_not_matrix(node: Node, function: Function, options: QuantizationOptions) -> str | None:
     """Explain why a node is not a float32 product of an activation with a constant matrix, or return None if it is."""
+    if reason := why_not_quantized(node, function, options):
+        return reason
     if node.op not in PRODUCTS:
         return "it is not a matrix product"
-    if not options.selects(node):
-        return "no pattern selects it"
     matrix = function.constants.get(node.inputs[1])
-    if matrix is None or matrix.dtype is not DType.FLOAT32 or len(matrix.shape) != 2 or 0 in matrix.shape:
-        return "its weights are not a constant matrix of float32"
-    type_ = function.get_type(node.inputs[0])
-    if node.inputs[0] in function.constants or not isinstance(type_, TensorType) or type_.dtype is not DType.FLOAT32:
-        return "its first operand is constant, or not float32"
+    if matrix is None or len(matrix.shape) != 2:
+        return "its weights are not a constant matrix"
     if node.op == "Gemm" and (node.attr("transA", 0) or node.attr("alpha", 1.0) != 1.0 or node.attr("beta", 1.0) != 1.0):
         return "it transposes or scales its operands"
     return None
@@ -71,7 +68,7 @@ def _rewrite_product(node: Node, emission: Emission, options: QuantizationOption
     """Emit a product in integers; return its last node, which replaces ``node`` with the same name and output."""
 
     def quantize_matrix(matrix: Array) -> dict[str, Array]:
-        weight = quantize_channels(matrix, 1, replace(options, weights="int8", symmetric_weights=True, per_channel=True))
+        weight = quantize_channels(matrix, 1, replace(options, per_channel=True))
         scale, zero_point = weight.parameters.scale, weight.parameters.zero_point
         return {"integers": weight.integers, "integer_scale": scale, "integer_zero_point": zero_point}
 
@@ -118,7 +115,7 @@ def why_not_packed(node: Node, function: Function, options: QuantizationOptions)
 
 
 def _pack_product(node: Node, emission: Emission, options: QuantizationOptions) -> Node:
-    parameters = emission.store_matrix(node, lambda matrix: _pack(matrix, options))
+    parameters = emission.store_matrix(node, _pack)
     bias = node.inputs[2] if len(node.inputs) > 2 else ""
     inputs = (node.inputs[0], *parameters)
     if bias:
@@ -130,9 +127,9 @@ def _pack_product(node: Node, emission: Emission, options: QuantizationOptions) 
     )
 
 
-def _pack(matrix: Array, options: QuantizationOptions) -> Mapping[str, Array]:
+def _pack(matrix: Array) -> Mapping[str, Array]:
     """Quantize a matrix of shape (K, N). Return weights of shape (N, blocks, BLOCK_ROWS) and scales of shape (N, blocks)."""
-    quantized = quantize_blocks(matrix, 0, BLOCK_ROWS, replace(options, weights="uint8", symmetric_weights=True))
+    quantized = quantize_blocks(matrix, 0, BLOCK_ROWS)
     zero_points = quantized.parameters.zero_point
     integers = np.repeat(zero_points, BLOCK_ROWS, axis=0)  # a short last block is filled with zero points
     integers[: matrix.shape[0]] = quantized.integers
@@ -202,28 +199,13 @@ def quantize_weights(function: Function, options: QuantizationOptions | None = N
 
     A shared weight is stored once. Infer shapes first. Raises OptionError if conversion to opset 13 fails.
     """
-    return _rewrite_selected(function, options, why_not_stored, _store_weight)
-
-
-def why_not_stored(node: Node, function: Function, options: QuantizationOptions) -> str | None:
-    """Explain why the weights of a node stay in floating point, or return None if they become integers."""
-    if node.op not in CONVOLUTIONS | PRODUCTS:
-        return "its operator is not a convolution or matrix product"
-    if not options.selects(node):
-        return "no pattern selects it"
-    constant = function.constants.get(node.inputs[1])
-    if constant is None or constant.dtype is not DType.FLOAT32:
-        return "its weights are not a constant of float32"
-    type_ = function.get_type(node.inputs[0])
-    if isinstance(type_, TensorType) and type_.dtype is not DType.FLOAT32:
-        return "its operands are not float32"
-    if constant.array.size == 0 or constant.array.ndim < 2:
-        return "its weights are not a matrix"
-    return None
+    return _rewrite_selected(function, options, why_not_quantized, _store_weight)
 
 
 def _store_weight(node: Node, emission: Emission, options: QuantizationOptions) -> Node:
     name = node.inputs[1]
+    if name not in emission.function.constants:  # a product of two activations
+        return node
     floats = emission.function.constants[name].array
     weight = quantize_channels(floats, find_channel_axis(node, floats), options)
     stored = emission.dequantize(name, weight, (name, weight.axis))

@@ -54,26 +54,20 @@ def fit_activation(low: float, high: float, dtype: DType, *, symmetric: bool) ->
 
 
 def fit_weight(
-    low: Array, high: Array, dtype: DType, *, symmetric: bool, reduce_range: bool = False, min_scale: Array | float = 0.0
+    low: Array, high: Array, dtype: DType, *, reduce_range: bool = False, min_scale: Array | float = 0.0
 ) -> Parameters:
-    """Fit scales and zero points to the ranges of weights; each scale is at least ``min_scale``.
+    """Fit scales to the ranges of weights, with the middle of ``dtype`` as zero point; each scale is at least ``min_scale``.
 
     ``low`` and ``high`` are the minima and maxima of the weights: one per channel or block, or 0-d for the whole tensor. The
-    smallest integer of a symmetric type is not used. A channel of zeros gets the scale of the channel with the largest scale.
+    smallest integer of ``dtype`` is not used. A channel of zeros gets the scale of the channel with the largest scale.
     """
-    low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)
-    if not reduce_range:
-        lowest, highest = get_integer_range(dtype)
-    else:
-        lowest, highest = (0, 127) if dtype is DType.UINT8 else (-64, 64)
+    lowest, highest = (-64, 64) if reduce_range else get_integer_range(dtype)
     middle = (lowest + highest + 1) // 2
-    # A symmetric scale must cover the larger side.
-    scale = np.maximum(-low, high) / (highest - middle) if symmetric else (high - low) / (highest - lowest)
+    scale = np.maximum(np.abs(low), np.abs(high)).astype(np.float64) / (highest - middle)
     # The scale of a channel of zeros may be any number but 0.
     largest = max(float(scale.max(initial=0.0)), MIN_SCALE) if scale.any() else 1.0
     scale = np.maximum(np.where(scale > MIN_SCALE, scale, largest), min_scale)
-    zero = np.full(scale.shape, middle) if symmetric else np.clip(np.rint(lowest - low / scale), lowest, highest)
-    return Parameters(scale.astype(np.float32), zero.astype(dtype.numpy))
+    return Parameters(scale.astype(np.float32), np.full(scale.shape, middle, dtype.numpy))
 
 
 def round_to_integers(x: Array, parameters: Parameters, dtype: DType) -> Array:
@@ -109,14 +103,12 @@ def find_inner_axis(node: Node) -> int:
 def quantize_channels(
     weight: Array, axis: int | None, options: QuantizationOptions, min_scale: Array | float = 0.0
 ) -> QuantizedWeight:
-    """Quantize a weight per index of ``axis``, or with one scale if ``axis`` is None; each scale is at least ``min_scale``."""
-    dtype = options.weight_dtype
+    """Quantize a weight to int8 per index of ``axis``, or with one scale if it is None; each scale is at least ``min_scale``."""
+    dtype = DType.INT8
     axis = axis if options.per_channel else None
     reduced_axes = None if axis is None else tuple(other for other in range(weight.ndim) if other != axis)
     low, high = np.asarray(weight.min(axis=reduced_axes)), np.asarray(weight.max(axis=reduced_axes))
-    parameters = fit_weight(
-        low, high, dtype, symmetric=options.symmetric_weights, reduce_range=options.reduce_range, min_scale=min_scale
-    )
+    parameters = fit_weight(low, high, dtype, reduce_range=options.reduce_range, min_scale=min_scale)
     broadcastable = parameters
     if axis is not None:
         shape = [1] * weight.ndim
@@ -125,12 +117,12 @@ def quantize_channels(
     return QuantizedWeight(round_to_integers(weight, broadcastable, dtype), parameters, axis)
 
 
-def quantize_blocks(weight: Array, axis: int, block: int, options: QuantizationOptions) -> QuantizedWeight:
-    """Quantize a matrix per block of ``block`` indices of ``axis``; the last block may be shorter."""
-    dtype = options.weight_dtype
+def quantize_blocks(weight: Array, axis: int, block: int) -> QuantizedWeight:
+    """Quantize a matrix to uint8 per block of ``block`` indices of ``axis``; the last block may be shorter."""
+    dtype = DType.UINT8
     block_starts = np.arange(0, weight.shape[axis], block)
     low, high = np.minimum.reduceat(weight, block_starts, axis=axis), np.maximum.reduceat(weight, block_starts, axis=axis)
-    parameters = fit_weight(low, high, dtype, symmetric=options.symmetric_weights)
+    parameters = fit_weight(low, high, dtype)
     block_of_index = np.arange(weight.shape[axis]) // block
     scale, zero_point = (array.take(block_of_index, axis=axis) for array in (parameters.scale, parameters.zero_point))
     return QuantizedWeight(round_to_integers(weight, Parameters(scale, zero_point), dtype), parameters, axis)
