@@ -72,10 +72,10 @@ def test_what_the_model_updates_in_place_stays_as_it_was(engine: str, monkeypatc
 
 
 BAD = {
-    "nothing": ([], "calibration got no batches; pass a list with at least one"),
-    "one array": (X, "needs a list of batches, each with the inputs of a call; got one ndarray: pass [x]"),
-    "NaN": ([X, np.full_like(X, np.nan)], "input 'x' of calibration batch 2 has 18 NaN and 0 infinities among its 18 numbers"),
-    "an infinity": ([np.where(X > 0, np.float32(np.inf), X)], "input 'x' of calibration batch 1 has 0 NaN and"),
+    "nothing": ([], "calibration has seen no batch; pass a list with at least one"),
+    "one array": (X, "batches= must be a list of batches, each the arguments of one call; got one ndarray: pass [x]"),
+    "NaN": ([X, np.full_like(X, np.nan)], "input 'x' of batch 2 of batches= has 18 NaN and 0 infinities among its 18 numbers"),
+    "an infinity": ([np.where(X > 0, np.float32(np.inf), X)], "input 'x' of batch 1 of batches= has 0 NaN and"),
     "an inner infinity": ([np.full_like(X, 3e38)], "value 'r' of calibration batch 1 has "),
 }
 

@@ -27,7 +27,6 @@ from xrt.placement import CostStore
 from xrt.placement.race import make_candidate
 from xrt.placement.records import load_decision, store_decision
 from xrt.placement.result import PlacementRequest, Progress, TuningResult
-from xrt.precision import collectors
 from xrt.precision.budget import ErrorBudget, PrecisionOptions, read_examples
 from xrt.precision.placement import ReducedPrecisionSearch
 from xrt.precision.search import Workbench, observe_values
@@ -244,13 +243,12 @@ def test_programs_of_calibration_are_closed_if_a_run_fails(monkeypatch: pytest.M
     closed: list[LossyExecutable] = []
     monkeypatch.setattr(LossyExecutable, "run", fail)
     monkeypatch.setattr(LossyExecutable, "close", lambda self: closed.append(self))
-    monkeypatch.setattr(collectors, "MAX_GROUP_BYTES", 1)  # one program per value
     bench = Workbench(ask(Lossy()), CompileCache(), (Lossy(),))
     examples = read_examples(BATCHES[:1], "calibrate", MODEL.inputs)
     with pytest.raises(RunFailed, match="the planned fault") as caught:
         list(observe_values(bench, MODEL, examples, [node.outputs[0] for node in MODEL.nodes], print))
     bench.scratch.clear()
-    assert wait_until_closed(60) and len(closed) == len(MODEL.nodes), caught
+    assert wait_until_closed(60) and len(closed) == 1, caught
 
 
 def test_values_inside_the_model_that_are_not_finite_end_calibration_with_one_error() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,9 +15,9 @@ from xrt.passes import infer_shapes
 from xrt.passes.quantize import list_calibrated_values
 from xrt.passes.quantize.form import DEFAULT_OPTIONS, QuantizedForm, fit_table, list_quantizable_nodes, prepare_for_quantization
 from xrt.placement.engine_list import EngineList
-from xrt.precision.budget import ErrorBudget, PrecisionOptions, read_examples
+from xrt.precision.budget import ErrorBudget, PrecisionOptions, iter_examples, read_examples
 from xrt.precision.byte_sums import needs_reduced_range
-from xrt.precision.collectors import Observer, group_by_bytes
+from xrt.precision.collectors import Observer, read_values
 from xrt.precision.placement import ReducedPrecisionSearch
 
 if TYPE_CHECKING:
@@ -89,63 +89,41 @@ def measure_ranges(declared: Function, settings: ModuleOptions, engines: EngineL
         return module.calibrate(settings.calibrate)
 
 
-@dataclass(frozen=True, slots=True)
-class _Site:
-    function: Function
-    keys: Mapping[str, str]
-    groups: tuple[tuple[str, ...], ...]
-    """Names of intermediate values. Each group is fetched in a separate run, to limit memory."""
-
-    @classmethod
-    def from_function(cls, function: Function) -> _Site:
-        """Select the values to observe. Raises CalibrationError if the model has nothing to quantize."""
-        prepared = prepare_for_quantization(infer_shapes(function))
-        prepared_names = [name for name in list_calibrated_values(prepared, DEFAULT_OPTIONS) if function.defines(name)]
-        names = list(dict.fromkeys([*list_calibrated_values(function), *prepared_names]))
-        keys = hash_values(function)
-        if not names:
-            raise CalibrationError(
-                f"nothing of model {function.name!r} can be quantized: it has no Conv, ConvTranspose, Gemm or MatMul of float32 "
-                "with constant weights, so there is nothing to calibrate"
-            )
-        outer_names = {value.name for value in function.inputs} | set(function.constants)
-        groups = tuple(group_by_bytes([name for name in names if name not in outer_names], function))
-        return cls(function, {name: keys[name] for name in names}, groups)
-
-    def observe(self, module: XRTModule, values: Sequence[Any], observer: Observer) -> None:
-        """Run the model on ``values``, or on copies of inputs that it updates; pass the observed values to ``observer``."""
-        updated = {name for name, _ in self.function.aliases}
-        inputs = {value.name: array for value, array in zip(self.function.inputs, values, strict=True)}
-        observer.check(inputs.items(), "input")
-        seen = {name: np.array(value) if name in updated else value for name, value in inputs.items()}
-        seen |= {name: self.function.constants[name].array for name in self.keys if name in self.function.constants}
-        for group in self.groups:  # each run updates its own copies, so that all runs start from the same values
-            args = tuple(np.array(value) if name in updated else value for name, value in inputs.items())
-            seen |= module.run_call(args, {}, fetch=group, out=None, options=None)
-        observer.add({key: (name, np.asarray(seen[name])) for name, key in self.keys.items()})
-
-
 def calibrate_module(module: XRTModule, batches: Iterable[Any], method: str, parameters: Mapping[str, float]) -> CalibrationTable:
     """Implement `XRTModule.calibrate`: record the ranges of a module's values over ``batches``."""
-    if isinstance(batches, Mapping | np.ndarray | str | bytes) or not isinstance(batches, Iterable):
-        raise CalibrationError(
-            f"calibration needs a list of batches, each with the inputs of a call; got one {type(batches).__name__}: pass [x]"
-        )
     if module.sizes.pads_all:
         raise OptionError("calibration cannot observe padded inputs; make the module without shapes=Buckets(...)")
-    observer, source, sites = Observer(method, parameters), module.source, dict[object, _Site]()
-    for batch in batches:
-        if isinstance(batch, Mapping):
-            values = module.check_inputs((), batch, pads=False)
-        else:
-            values = module.check_inputs(batch if isinstance(batch, list | tuple) else (batch,), {}, pads=False)
-        key = source.make_key(values)
-        if key not in sites:
-            sites[key] = _Site.from_function(source.get_function(key))
-        sites[key].observe(module, values, observer)
-    if not observer.batches:
-        raise CalibrationError("calibration got no batches; pass a list with at least one, each with the inputs of a call")
+    observer, source = Observer(method, parameters), module.source
+    models: dict[object, tuple[Function, Mapping[str, str]]] = {}
+    for item in iter_examples(batches, "batches", source.inputs):
+        sizes = source.make_key(item.values)
+        if sizes not in models:
+            models[sizes] = source.get_function(sizes), _list_observed_values(source.get_function(sizes))
+        function, keys = models[sizes]
+        inputs = {value.name: array for value, array in zip(function.inputs, item.values, strict=True)}
+        observer.add(keys, read_values(function, keys, inputs, partial(_run_on_copies, module, function, inputs)))
     return observer.make_table()
+
+
+def _list_observed_values(function: Function) -> dict[str, str]:
+    """Map the names of the values to observe to their hashes. Raises CalibrationError if the model has nothing to quantize."""
+    prepared = prepare_for_quantization(infer_shapes(function))
+    prepared_names = [name for name in list_calibrated_values(prepared, DEFAULT_OPTIONS) if function.defines(name)]
+    names = dict.fromkeys([*list_calibrated_values(function), *prepared_names])
+    if not names:
+        raise CalibrationError(
+            f"nothing of model {function.name!r} can be quantized: it has no Conv, ConvTranspose, Gemm or MatMul of float32 "
+            "with constant weights, so there is nothing to calibrate"
+        )
+    hashes = hash_values(function)
+    return {name: hashes[name] for name in names}
+
+
+def _run_on_copies(module: XRTModule, function: Function, inputs: Mapping[str, Any], fetch: tuple[str, ...]) -> Iterable[Any]:
+    """Return the named values of a call. It gets copies of inputs that the model updates, so that all calls start alike."""
+    updated = {name for name, _ in function.aliases}
+    args = tuple(np.array(array) if name in updated else array for name, array in inputs.items())
+    return module.run_call(args, {}, fetch=fetch, out=None, options=None).values()  # type: ignore[no-any-return]  # a dict
 
 
 def calibrate(

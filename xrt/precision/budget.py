@@ -363,20 +363,26 @@ class Examples:
 
 
 def read_examples(data: Any, purpose: str, inputs: Sequence[Value], budget: ErrorBudget | None = None) -> Examples:
-    """Convert the caller's examples: a list with the arguments of one call each, or None for no examples.
-
-    ``purpose`` is the option that errors name: ``calibrate`` or ``validate``. Raises CalibrationError if ``data`` is not a list,
-    is empty, or has NaN or infinity; InputError for values that do not match the model's ``inputs``.
-    """
+    """Convert the caller's examples as in `iter_examples`; None is no examples. Raises CalibrationError for an empty list."""
     if data is None:
         return Examples(purpose)
-    if isinstance(data, Mapping | np.ndarray | str | bytes) or not isinstance(data, Iterable):
-        kind = type(data).__name__
-        raise CalibrationError(f"{purpose}= must be a list of batches, each the arguments of one call; got one {kind}: pass [x]")
-    items = tuple(_read_example(example, purpose, index, inputs, budget) for index, example in enumerate(data))
+    items = tuple(iter_examples(data, purpose, inputs, budget))
     if not items:
         raise CalibrationError(f"{purpose}= has no batches; pass a list of at least two, each the arguments of one call")
     return Examples(purpose, items)
+
+
+def iter_examples(data: Any, purpose: str, inputs: Sequence[Value], budget: ErrorBudget | None = None) -> Iterator[ExampleInputs]:
+    """Convert the caller's examples one by one: a list or iterator with the arguments of one call each.
+
+    ``purpose`` is the option that errors name, such as ``validate``. Raises CalibrationError if ``data`` is not a list or has NaN
+    or infinity; InputError for values that do not match the model's ``inputs``.
+    """
+    if isinstance(data, Mapping | np.ndarray | str | bytes) or not isinstance(data, Iterable):
+        kind = type(data).__name__
+        raise CalibrationError(f"{purpose}= must be a list of batches, each the arguments of one call; got one {kind}: pass [x]")
+    for index, example in enumerate(data):
+        yield _read_example(example, purpose, index, inputs, budget)
 
 
 def _read_example(example: Any, purpose: str, index: int, inputs: Sequence[Value], budget: ErrorBudget | None) -> ExampleInputs:

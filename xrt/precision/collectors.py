@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -259,27 +259,23 @@ class Observer:
         self._lock = renew_after_fork(threading.Lock())
         self.batches = 0
 
-    def check(self, values: Iterable[tuple[str, Any]], kind: str = "value") -> None:
-        """Raise CalibrationError if an array has NaN or infinity. ``kind`` is what the error calls a value, such as "input"."""
-        for name, array in values:
-            if isinstance(array, np.ndarray) and array.dtype.kind == "f" and not np.isfinite(array).all():
-                nans, infinities = int(np.isnan(array).sum()), int(np.isinf(array).sum())
-                raise CalibrationError(
-                    f"{kind} {name!r} of calibration batch {self.batches + 1} has {nans} NaN and {infinities} infinities among "
-                    f"its {array.size} numbers; calibrate on data for which the model's values are finite"
-                )
+    def add(self, keys: Mapping[str, str], values: Mapping[str, Any]) -> None:
+        """Update the statistics with the values of one batch, by name; ``keys`` has the hashes of the values to add.
 
-    def add(self, values: Mapping[str, tuple[str, Array]]) -> None:
-        """Update the statistics with the arrays of one batch.
-
-        ``values`` maps the hash of a value to its name, for messages, and its array. Raises CalibrationError, and changes
-        nothing, if an array has NaN or infinity.
+        Raises CalibrationError, and changes nothing, if a value has NaN or infinity.
         """
+        arrays = {key: (name, np.asarray(values[name])) for name, key in keys.items()}
         with self._lock:
             # First, so that a refused batch changes nothing.
-            self.check(values.values())
+            for name, array in arrays.values():
+                if array.dtype.kind == "f" and not np.isfinite(array).all():
+                    nans, infinities = int(np.isnan(array).sum()), int(np.isinf(array).sum())
+                    raise CalibrationError(
+                        f"value {name!r} of calibration batch {self.batches + 1} has {nans} NaN and {infinities} infinities "
+                        f"among its {array.size} numbers; calibrate on data for which the model's values are finite"
+                    )
             self.batches += 1
-            for key, (name, array) in values.items():
+            for key, (name, array) in arrays.items():
                 if array.size:
                     if key not in self._collectors:
                         self._collectors[key] = name, make_collector(self.method, self._kwargs)
@@ -289,7 +285,7 @@ class Observer:
         """Choose a range for each value by the method. Raises CalibrationError if no batch was added."""
         with self._lock:
             if not self.batches:
-                raise CalibrationError("calibration has seen no batch; call the model on examples of its inputs")
+                raise CalibrationError("calibration has seen no batch; pass a list with at least one, each the inputs of a call")
             ranges = []
             for key, (name, collector) in self._collectors.items():
                 low, high = collector.choose()
@@ -313,7 +309,20 @@ DEFAULT_VALUE_BYTES = 8 << 20
 """Assumed bytes of a value whose shape is unknown."""
 
 
-def group_by_bytes(names: Sequence[str], function: Function) -> Iterator[tuple[str, ...]]:
+def read_values(
+    function: Function,
+    names: Collection[str],
+    inputs: Mapping[str, Any],
+    run: Callable[[tuple[str, ...]], Iterable[Any]],
+) -> dict[str, Any]:
+    """Return the inputs and inner values with these names for one batch. ``run`` runs the model and returns the named values."""
+    values = {name: inputs[name] for name in names if name in inputs}
+    for group in _group_by_bytes([name for name in names if name not in inputs], function):
+        values.update(zip(group, run(group), strict=True))
+    return values
+
+
+def _group_by_bytes(names: Sequence[str], function: Function) -> Iterator[tuple[str, ...]]:
     """Group the names of values so that each group has at most `MAX_GROUP_BYTES`, or one value."""
     group: list[str] = []
     size = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, get_args
@@ -37,7 +36,7 @@ from xrt.placement.report import format_error
 from xrt.placement.result import describe_plan
 from xrt.precision.budget import ErrorBudget, Measure, MeasuredError, find_fault, measure_relative_error, read_examples
 from xrt.precision.byte_sums import needs_reduced_range
-from xrt.precision.collectors import Observer, group_by_bytes
+from xrt.precision.collectors import Observer, read_values
 from xrt.precision.sensitivity import NodeSelection, find_node_errors, make_switchable_model
 from xrt.processes.background import OutOfTime
 from xrt.runtime import Program, compile_plan
@@ -168,24 +167,25 @@ class Workbench:
 
 
 def observe_values(
-    bench: Workbench, function: Function, examples: Examples, names: Sequence[str], report: Callable[[str], object]
+    bench: Workbench, function: Function, examples: Examples, names: Collection[str], report: Callable[[str], object]
 ) -> Iterator[dict[str, Any]]:
     """Run the Function on each example and yield, per example, the inputs and inner values with these names."""
-    inputs = [value.name for value in function.inputs]
-    with ExitStack() as stack:
-        programs = []
-        # Inner values become outputs, in groups that fit into memory.
-        for group in group_by_bytes([name for name in names if name not in inputs], function):
-            observed = function.replace(outputs=tuple(function.value(name) for name in group))
-            program = bench.compile(bench.plan_exact(observed), is_scratch=True)
-            stack.callback(program.close)
-            programs.append((group, program))
+    programs: dict[tuple[str, ...], Program] = {}
+
+    def run(values: Sequence[Any], fetch: tuple[str, ...]) -> list[Any]:
+        if fetch not in programs:
+            observed = function.replace(outputs=tuple(function.value(name) for name in fetch))
+            programs[fetch] = bench.compile(bench.plan_exact(observed), is_scratch=True)
+        return run_once(programs[fetch], values)
+
+    try:
         for number, item in enumerate(examples.items):
             report(f"calibrating on batch {number + 1} of {len(examples)}")
-            values = {name: value for name, value in zip(inputs, item.values, strict=True) if name in names}
-            for group, program in programs:
-                values.update(zip(group, run_once(program, item.values), strict=False))
-            yield values
+            inputs = {value.name: array for value, array in zip(function.inputs, item.values, strict=True)}
+            yield read_values(function, names, inputs, partial(run, item.values))
+    finally:
+        for program in programs.values():
+            program.close()
 
 
 METRIC_TARGETS = (0.05, 0.02, 0.005)
@@ -371,23 +371,21 @@ class CandidateSearch:
         self.notes += [f"float32 in any plan: {count} {op}, {reason}" for (op, reason), count in counts.items()]
 
     @cached_property
-    def _observed_ranges(self) -> tuple[CalibrationTable | None, dict[str, tuple[Any, Any]]]:
-        """The table of ranges (None if the caller passed one), and the extremes per channel of values that can be balanced."""
-        calibrated = list_calibrated_values(self.prepared, DEFAULT_OPTIONS) if self.options.table is None else []
+    def _observed_ranges(self) -> tuple[CalibrationTable, dict[str, tuple[Any, Any]]]:
+        """The table of ranges, and the extremes per channel of values that can be balanced."""
+        hashes, observer = hash_values(self.prepared), Observer()
+        keys = {name: hashes[name] for name in list_calibrated_values(self.prepared, DEFAULT_OPTIONS)}
         balanceable = list_balanced_values(self.prepared)
-        if not calibrated and not balanceable:
-            return None, {}
-        keys, observer = hash_values(self.prepared), Observer()
         extremes: dict[str, tuple[Any, Any]] = {}
-        observed = list(dict.fromkeys([*calibrated, *balanceable]))
-        for values in observe_values(self.bench, self.prepared, self.calibrate, observed, self.report):
-            observer.add({keys[name]: (name, np.asarray(values[name])) for name in calibrated})
+        names = dict.fromkeys([*keys, *balanceable])
+        for values in observe_values(self.bench, self.prepared, self.calibrate, names, self.report):
+            observer.add(keys, values)
             for name in balanceable:
                 array = np.asarray(values[name])
                 rows = array.reshape(-1, array.shape[-1])  # the last axis has the channels
                 low, high = extremes.get(name, (np.inf, -np.inf))
                 extremes[name] = np.minimum(low, rows.min(axis=0)), np.maximum(high, rows.max(axis=0))
-        return observer.make_table() if calibrated else None, extremes
+        return observer.make_table(), extremes
 
     @cached_property
     def table(self) -> CalibrationTable:
@@ -396,9 +394,7 @@ class CandidateSearch:
             original = self.options.original() if self.options.original is not None else self.function
             table = fit_table(self.options.table, self.prepared, original)
         else:
-            measured_table, _ = self._observed_ranges
-            assert measured_table is not None  # a model to quantize has values to observe
-            table = measured_table
+            table, _ = self._observed_ranges
         if not self.balance:
             return table
         _, channel_extremes = self._observed_ranges
