@@ -235,8 +235,9 @@ def _rewrite_node(w: NodeWriter) -> str | Sequence[str] | None:
     """Write a replacement for ``w.node`` and return the names of its results; None leaves the node as it is."""
     if w.node.op in LOWERED:
         return write_decomposition(w)
-    rule = _REWRITTEN.get(w.node.op)
-    return None if rule is None else rule(w)
+    min_opset, rule = _REWRITTEN.get(w.node.op, (0, None))
+    # Older versions of an operator have other inputs and attributes than the rule expects.
+    return None if rule is None or w.opset < min_opset else rule(w)
 
 
 def _index_along_axis(w: NodeWriter) -> str:
@@ -269,11 +270,46 @@ def _normalize_indices(w: NodeWriter, extents: Array) -> str:
     return w.op("Min", w.op("Max", positive, zero), w.constant(extents - 1, integer))
 
 
-_REWRITTEN: Mapping[str, Callable[[NodeWriter], str]] = {
-    **dict.fromkeys(("Gather", "GatherElements", "ScatterElements"), _index_along_axis),
-    **dict.fromkeys(("GatherND", "ScatterND"), _index_by_coordinates),
+def _conv(w: NodeWriter) -> str | None:
+    """If an axis has a single window, remove the elements after it, which IREE's compiler would include in the product."""
+    if len(w.node.inputs) < 2 or w.attr("auto_pad", "NOTSET") != "NOTSET":
+        return None
+    extents = np.array(w.extents(w.x)[2:])
+    if not extents.all():
+        return None
+    pads_before, pads_after = np.array(w.attr("pads") or [0, 0] * len(extents)).reshape(2, -1)
+    unread = _count_unread_elements(w, extents + pads_before + pads_after)
+    unread_padding = np.minimum(unread, pads_after)  # the last elements are padding, those before them data
+    unread_data = unread - unread_padding
+    ends = extents - unread_data
+    if not unread.any() or (ends < 1).any():
+        return None
+    data = w.x
+    if unread_data.any():
+        axes = np.arange(2, 2 + len(ends))
+        data = w.op("Slice", w.x, w.constant(np.zeros_like(axes)), w.constant(ends), w.constant(axes))
+    pads = Attribute.create("pads", [*pads_before.tolist(), *(pads_after - unread_padding).tolist()])
+    other_attributes = (attribute for attribute in w.node.attributes if attribute.name != "pads")
+    return w.op("Conv", data, *w.node.inputs[1:], attributes=(*other_attributes, pads))
+
+
+def _count_unread_elements(w: NodeWriter, extents: Array) -> Array:
+    """For each axis, count the elements after its only window; 0 if it has several windows. ``extents`` include the padding."""
+    # From the weights, because the attribute kernel_shape may be absent.
+    window = np.array(w.extents(w.node.inputs[1])[2:])
+    strides = np.array(w.attr("strides") or np.ones_like(window))
+    dilations = np.array(w.attr("dilations") or np.ones_like(window))
+    num_after = extents - ((window - 1) * dilations + 1)
+    # With at least a stride of elements after the first window, there is a second one.
+    return np.where(num_after < strides, num_after, 0)
+
+
+_REWRITTEN: Mapping[str, tuple[int, Callable[[NodeWriter], str | None]]] = {
+    **dict.fromkeys(("Gather", "GatherElements", "ScatterElements"), (12, _index_along_axis)),
+    **dict.fromkeys(("GatherND", "ScatterND"), (12, _index_by_coordinates)),
+    "Conv": (11, _conv),
 }
-"""Rules that make indices safe for IREE's code. They are for `MIN_OPSET` and later."""
+"""Rules for operators that IREE computes wrong for some inputs or attributes, each with the lowest opset that it supports."""
 
 
 def _find_function_body(node: Node, function: Function) -> Function | None:

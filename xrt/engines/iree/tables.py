@@ -47,24 +47,6 @@ def _may_crop(node: Node, function: Function) -> bool:
     return pads is None or bool((pads.array < 0).any())
 
 
-def _ends_before_its_input(node: Node, function: Function) -> bool:
-    """Whether a Conv has a single window along an axis, and the input or its padding has further elements."""
-    image, weights = find_shape(node, 0, function), find_shape(node, 1, function)
-    if image is None or weights is None or node.attr("auto_pad", "NOTSET") != "NOTSET":
-        return False
-    rank = len(image) - 2
-    pads = node.attr("pads", (0,) * 2 * rank)
-    strides, dilations = (node.attr(name, (1,) * rank) for name in ("strides", "dilations"))
-    for extent, size, stride, dilation, *padding in zip(
-        image[2:], weights[2:], strides, dilations, pads[:rank], pads[rank:], strict=True
-    ):
-        if isinstance(extent, int) and isinstance(size, int):
-            num_after = extent + sum(padding) - ((size - 1) * dilation + 1)
-            if 0 < num_after < stride:  # with a whole stride of elements there is a second window
-                return True
-    return False
-
-
 def _may_step_backwards(node: Node, function: Function) -> bool:
     if not has_input(node, 4):
         return False
@@ -126,12 +108,6 @@ ISSUES: tuple[KnownIssue, ...] = (
         _may_step_backwards,
         "IREE's Slice with a negative step returns no elements",
         ("slice_backwards of the corpus",),
-    ),
-    KnownIssue(
-        ("Conv",),
-        _ends_before_its_input,
-        "IREE multiplies the elements after the only window of a Conv too",
-        ("compared with the reference: ones of [1,1,5,5] by [1,1,3,3] with strides of 3",),
     ),
     KnownIssue(
         ("AveragePool",),
