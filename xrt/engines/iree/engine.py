@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphCompiler
 from xrt.engines.contract.options import check_options, option
 from xrt.engines.iree.compiler import VERSION, compile_module
 from xrt.engines.iree.executable import IreeDevice, IreeExecutable, get_device, is_small
-from xrt.engines.iree.export import export_module, preprocess, why_not_sized
+from xrt.engines.iree.export import export_module, preprocess
 from xrt.engines.iree.support import SUPPORT
 from xrt.engines.iree.tables import list_fused_topk
 from xrt.errors import CompileRefused
@@ -18,8 +18,6 @@ from xrt.errors import CompileRefused
 if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext
     from xrt.graph import Function, Node
-
-DeviceName = Literal["auto", "local-sync", "local-task"]
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,6 @@ class Iree(GraphCompiler):
 
     opt_level: int = option(2, at_least=0, at_most=3)
     """IREE's optimization level, 0 to 3."""
-    device: DeviceName = "auto"
-    """IREE's device: ``local-sync`` runs in the calling thread, ``local-task`` in a pool of as many threads as are allowed."""
     compile_seconds: float = option(120.0, above=0)
     """Time limit of a compile, in seconds."""
 
@@ -60,14 +56,12 @@ class Iree(GraphCompiler):
             text = export_module(prepared)
         except ValueError as error:
             raise CompileRefused(f"IREE does not support {function.name!r}: {error}") from error
-        if reason := why_not_sized(prepared):
-            raise CompileRefused(f"IREE does not support {function.name!r}: {reason}")
         if names := list_fused_topk(function):
             raise CompileRefused(
                 "IREE fuses TopK nodes with inputs of equal types, and the indices of all but the first are wrong", names
             )
         code = compile_module(text, self.opt_level, self.compile_seconds, context.threads, context.workdir)
-        return IreeExecutable(code, prepared, self._get_device(prepared, context))
+        return IreeExecutable(code, prepared, _choose_device(prepared, context))
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         """Return the bytes of the compiled module, which does not contain the weights."""
@@ -78,7 +72,7 @@ class Iree(GraphCompiler):
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
         # `preprocess` computes the weights again, in the same order as at compile time.
         prepared = preprocess(function)
-        return IreeExecutable(data, prepared, self._get_device(prepared, context))
+        return IreeExecutable(data, prepared, _choose_device(prepared, context))
 
     def can_load_with_threads(self, saved: int, threads: int) -> bool:
         """True for all thread counts: the code consists of work groups, which IREE distributes to threads at run time."""
@@ -87,6 +81,6 @@ class Iree(GraphCompiler):
     def version(self) -> str:
         return f"iree-base-compiler {VERSION}, iree-base-runtime {version('iree-base-runtime')}"
 
-    def _get_device(self, function: Function, context: CompileContext) -> IreeDevice:
-        single_threaded = self.device == "local-sync" or (self.device == "auto" and is_small(function))
-        return get_device(1 if single_threaded else context.threads)
+
+def _choose_device(function: Function, context: CompileContext) -> IreeDevice:
+    return get_device(1 if is_small(function) else context.threads)

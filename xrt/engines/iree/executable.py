@@ -141,7 +141,7 @@ class IreeExecutable(Executable):
             if not is_compatible:
                 expected = ", ".join(map(str, self.function.inputs))
                 raise RunFailed(f"{LIBRARY} needs inputs {expected}, with elements, and one has the shape {list(array.shape)}")
-        # Each symbolic dim of an output is a dim of an input: `why_not_sized` rejects others at compile time.
+        # Each symbolic dim of an output is a dim of an input: `why_not` declines others.
         return [tuple(dim if isinstance(dim, int) else sizes[dim] for dim in shape) for shape in self._output_shapes]
 
     def _call(self, arrays: Sequence[Array]) -> None:

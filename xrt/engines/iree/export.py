@@ -235,9 +235,8 @@ def _rewrite_node(w: NodeWriter) -> str | Sequence[str] | None:
     """Write a replacement for ``w.node`` and return the names of its results; None leaves the node as it is."""
     if w.node.op in LOWERED:
         return write_decomposition(w)
-    min_opset, rule = _REWRITTEN.get(w.node.op, (0, None))
-    # Older versions of an operator have other inputs and attributes than the rule expects.
-    return None if rule is None or w.opset < min_opset else rule(w)
+    rule = _REWRITTEN.get(w.node.op)
+    return None if rule is None else rule(w)
 
 
 def _index_along_axis(w: NodeWriter) -> str:
@@ -304,12 +303,12 @@ def _count_unread_elements(w: NodeWriter, extents: Array) -> Array:
     return np.where(num_after < strides, num_after, 0)
 
 
-_REWRITTEN: Mapping[str, tuple[int, Callable[[NodeWriter], str | None]]] = {
-    **dict.fromkeys(("Gather", "GatherElements", "ScatterElements"), (12, _index_along_axis)),
-    **dict.fromkeys(("GatherND", "ScatterND"), (12, _index_by_coordinates)),
-    "Conv": (11, _conv),
+_REWRITTEN: Mapping[str, Callable[[NodeWriter], str | None]] = {
+    **dict.fromkeys(("Gather", "GatherElements", "ScatterElements"), _index_along_axis),
+    **dict.fromkeys(("GatherND", "ScatterND"), _index_by_coordinates),
+    "Conv": _conv,
 }
-"""Rules for operators that IREE computes wrong for some inputs or attributes, each with the lowest opset that it supports."""
+"""Rules for operators that IREE computes wrong for some inputs or attributes. They are for `MIN_OPSET` and later."""
 
 
 def _find_function_body(node: Node, function: Function) -> Function | None:
@@ -337,16 +336,3 @@ def preprocess(function: Function) -> Function:
     products = write_convolutions_as_products(folded)
     rewritten = rewrite_nodes(infer_shapes(products), _rewrite_node)
     return infer_shapes(drop_dead_nodes(rewritten))
-
-
-def why_not_sized(function: Function) -> str | None:
-    """Explain which input or output has no known rank, or a dim that is neither a number nor a symbol of an input; else None."""
-    input_dims: set[object] = set()
-    for value in function.inputs:
-        input_dims.update(getattr(value.type, "shape", None) or ())
-    for value in (*function.inputs, *function.outputs):
-        type_ = function.get_type(value.name)
-        shape = type_.shape if isinstance(type_, TensorType) else None
-        if shape is None or not all(isinstance(dim, int) or (dim is not None and dim in input_dims) for dim in shape):
-            return f"the shape of {value.name!r} is not known before the run"
-    return None
