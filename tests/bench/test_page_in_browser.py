@@ -16,8 +16,9 @@ from selenium import webdriver
 from selenium.common.exceptions import SessionNotCreatedException
 from selenium.webdriver.chrome.service import Service
 
-from tests.bench.test_page import HOSTILE, LONG, chain, group, report, row
-from xrt.bench import BenchCandidate, BenchReport, Group, ReportRow, page
+from tests.bench.test_page import group, report
+from tests.html.views import VIEWS
+from xrt.bench import BenchReport, page
 
 pytestmark = pytest.mark.slow
 
@@ -59,20 +60,7 @@ def started(options: webdriver.ChromeOptions, attempts: int = 5) -> webdriver.Ch
     return webdriver.Chrome(options=options, service=Service(installed("chromedriver")))
 
 
-def hostile() -> BenchReport:
-    """Return a comparison whose every name is as bad as a name can be: markup, or without any place to break."""
-    engines = tuple(f"{HOSTILE}{index}" for index in range(3))
-    plan = tuple(region.__class__(LONG, "ort", 3, ((LONG, 2),), region.reads, region.is_output) for region in chain("ort", "ort"))
-    first = row("ort", 0.002, plan, verdict="fastest", candidate=BenchCandidate(("ort{" + LONG + "=1}",)))
-    rows = (
-        first,
-        ReportRow(BenchCandidate(engines), "failed", f"{HOSTILE}\n{LONG}"),
-        ReportRow(BenchCandidate((LONG,)), "failed", LONG),
-    )
-    return report(Group(HOSTILE, None, 1, rows), Group(LONG, 8, 2, rows), command=f"xrt bench {LONG} {HOSTILE}")
-
-
-REPORTS = {"plain": report(), "several": report(group("one"), group("other")), "hostile": hostile()}
+REPORTS = {"plain": report(), "several": report(group("one"), group("other")), "hostile": VIEWS["report"]}
 
 
 def write_page(folder: Path, value: BenchReport) -> Path:

@@ -81,15 +81,6 @@ def test_a_bundle_is_inspected_and_run(bundle: str, tmp_path: Path, command: Com
     assert "ort: 1 region on 1 thread;" in command("run", bundle, "--strict", "--threads", "1")[1]
 
 
-@pytest.mark.slow
-def test_symbolic_extents_are_given_where_an_engine_needs_them(model: str, tmp_path: Path, command: Command) -> None:
-    target = tmp_path / "model.xrt"
-    assert command("compile", model, "-e", "tvm", "-o", str(target), "--dim", "N=4", "--strict")[0] == 0
-    assert [str(v.type) for v in xrt.load(target, strict=True).inputs] == ["float32[4,3]"]
-    code, _, err = command("compile", model, "-o", str(tmp_path / "nowhere" / "model.xrt"))
-    assert code == 2 and "there is no folder" in err
-
-
 @pytest.mark.parametrize(
     ("name", "line"),
     [

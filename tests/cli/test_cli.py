@@ -186,12 +186,6 @@ def test_an_error_is_a_line_and_exit_code_2(
     assert "this should not happen" not in err
 
 
-def test_a_shipped_model_is_named_instead_of_a_file(command: Command) -> None:
-    code, out, err = command("inspect", "mlp{layers=2, features=8, hidden=4, classes=2}")
-    assert (code, err) == (0, "")
-    assert out.startswith("mlp: 5 nodes, opset ai.onnx ")
-
-
 @pytest.mark.slow
 def test_nothing_that_ran_is_exit_code_2(model: str, command: Command) -> None:
     code, out, _ = command("bench", model, "-e", "ort with Relu!=ort", "--rounds", "2", "--threads", "1", "--batch", "2")

@@ -168,12 +168,6 @@ def test_a_mistake_is_exit_code_2(arguments: tuple[str, ...], told: str, command
     assert command(*arguments)[::2] == (2, f"error: {told}\n")
 
 
-def test_a_lock_that_holds_places_the_model_of_the_command_line(lock: Path, command: Command) -> None:
-    code, out, _ = command("explain", str(lock.parent.parent / "model.onnx"), "-e", "auto", "--lock", lock)
-    assert code == 0
-    assert "placed by a lock: " in out
-
-
 @pytest.mark.slow
 def test_a_bundle_has_the_sizes_and_the_plan_of_a_lock(rows: Path, tmp_path: Path, command: Command) -> None:
     target = tmp_path / "m.xrt"
@@ -191,13 +185,6 @@ def test_a_lock_that_does_not_hold_makes_no_bundle(rows: Path, tmp_path: Path, c
     other = alter_lock(rows, lambda facts: facts["model"].update(fingerprint="0" * 64))
     code, _, err = command("compile", tmp_path / "rows.onnx", "-e", "ort,toy,auto", "--lock", other, "-o", target)
     assert code == 2 and "does not hold: the model 'rows' had fingerprint 000000000000" in err and not target.exists()
-
-
-@pytest.mark.full
-def test_a_lock_tells_what_it_was_measured_on(rows: Path) -> None:
-    result = read_placement(rows)
-    assert result.inputs == {"x": "float32[4,3]", "z": "float32[4,3]"}, "the other one is as large"
-    assert result.values == {"x": "../x.npy"} and result.model["seed"] == "7"
 
 
 @pytest.mark.slow

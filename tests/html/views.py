@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench.test_page import HOSTILE, chain, report, row
+from tests.bench.test_page import HOSTILE, LONG, chain, report, row
 from xrt.bench import BenchCandidate, BenchReport, Group, ReportRow
 from xrt.formats.placement_file import SearchRecord, ServingCandidate, ServingConfiguration
 from xrt.graph import Constant, DType, FrozenDict, Function, Node, TensorType, Value
@@ -115,7 +115,7 @@ MAKERS = {
     "explanation": make_explanation,
     "report": make_report,
 }
-VIEWS = {kind: make(HOSTILE.replace("\x00", "")) for kind, make in MAKERS.items()} | {
+VIEWS = {kind: make(HOSTILE.replace("\x00", "") + LONG) for kind, make in MAKERS.items()} | {
     f"plain {k}": make("") for k, make in MAKERS.items()
 }
 """By what it is: with hostile names, and with harmless ones."""

@@ -18,6 +18,7 @@ import pytest
 import xrt
 from tests.integrations.clusters import start_cluster
 from tests.integrations.models import SCALE, write_model
+from tests.serve.serving import tensor
 from xrt.errors import OptionError
 from xrt.ray import deployment
 
@@ -69,26 +70,19 @@ def _bundle(tmp_path: Path) -> Path:
 
 
 def test_requests_by_http_and_by_handle(port, tmp_path):
-    with _running("scale", deployment(_bundle(tmp_path), num_cpus=1, num_replicas=1, batch=8)) as handle:
-        _check_requests(handle, port)
-
-
-def _check_requests(handle, port):
     x, bias = np.arange(6, dtype="float32").reshape(2, 3), np.ones(2, "float32")
-    result = handle.infer.remote({"x": x, "bias": bias}).result()
-    np.testing.assert_array_equal(result["y"], 2 * x + 1)
-    assert handle.count_threads.remote().result() == {"scale": 1}
-    inputs = [
-        {"name": "x", "shape": [2, 3], "datatype": "FP32", "data": x.reshape(-1).tolist()},
-        {"name": "bias", "shape": [2], "datatype": "FP32", "data": [1, 1]},
-    ]
+    inputs = [tensor("x", x), tensor("bias", bias)]
     url = f"http://127.0.0.1:{port}/scale/v2/models/scale/infer"
-    status, document, headers = _post(url, {"inputs": inputs, "id": "7"})
-    assert (status, document["id"]) == (200, "7")
-    assert document["outputs"][0]["data"] == (2 * x + 1).reshape(-1).tolist()
-    assert headers["xrt-replica"]
-    status, document, _ = _post(url, {"inputs": inputs[:1]})
-    assert (status, document["error"]) == (400, "no value for input 'bias'; the model takes 2 inputs (x, bias)")
+    with _running("scale", deployment(_bundle(tmp_path), num_cpus=1, num_replicas=1, batch=8)) as handle:
+        result = handle.infer.remote({"x": x, "bias": bias}).result()
+        np.testing.assert_array_equal(result["y"], 2 * x + 1)
+        assert handle.count_threads.remote().result() == {"scale": 1}
+        status, document, headers = _post(url, {"inputs": inputs, "id": "7"})
+        assert (status, document["id"]) == (200, "7")
+        assert document["outputs"][0]["data"] == (2 * x + 1).reshape(-1).tolist()
+        assert headers["xrt-replica"]
+        status, document, _ = _post(url, {"inputs": inputs[:1]})
+        assert (status, document["error"]) == (400, "no value for input 'bias'; the model takes 2 inputs (x, bias)")
 
 
 @pytest.mark.full
@@ -103,11 +97,7 @@ def test_a_replica_is_killed_under_load(port, tmp_path):
             names = [item["name"] for item in ray.util.list_named_actors(all_namespaces=True) if "load#xrt#" in item["name"]]
             ray.kill(ray.get_actor(names[0], namespace="serve"))
             killed.set()
-        inputs = [
-            {"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [number] * 3},
-            {"name": "bias", "shape": [1], "datatype": "FP32", "data": [1]},
-        ]
-        status, document, _ = _post(url, {"inputs": inputs})
+        status, document, _ = _post(url, {"inputs": [tensor("x", [[number] * 3]), tensor("bias", [1])]})
         return status, status != 200 or document["outputs"][0]["data"] == [2 * number + 1] * 3
 
     application = deployment(_bundle(tmp_path), num_replicas=2, num_cpus=1, batch=4, body_timeout=10)
@@ -135,7 +125,7 @@ def test_a_session_stays_with_its_replica_or_is_unknown(port, tmp_path):
     with xrt.XRTModule(stateful, engine="toy") as module:
         module.save(tmp_path / "count.xrt")
     url = f"http://127.0.0.1:{port}/count/v2/models/count/infer"
-    step = {"inputs": [{"name": "step", "shape": [1], "datatype": "FP32", "data": [1]}]}
+    step = {"inputs": [tensor("step", [1])]}
     with _running("count", deployment(tmp_path / "count.xrt", num_replicas=2, sessions=True)) as handle:
         names = [f"session {number}" for number in range(5)]
         turns = dict.fromkeys(names, 0)

@@ -182,25 +182,6 @@ def test_no_buffer_holds_a_sequence() -> None:
         m.bind(data)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [8, 512])
-@pytest.mark.parametrize("engine", MIXTURES, ids=str)
-def test_a_bound_call_follows_what_its_inputs_hold(engine: Any, size: int) -> None:
-    m, (x, y) = module(engine, blocks(size)), random(size)
-    bound = m.bind(x, y)
-    assert bound.inputs[0] is x and bound.inputs[1] is y
-    first = bound()
-    for seed in range(3):
-        x[...], y[...] = random(size, seed)
-        saved = x.copy(), y.copy()
-        results = bound()
-        assert results is first and all(a is b for a, b in zip(results, bound.outputs, strict=True))
-        np.testing.assert_array_equal((x, y), saved)
-        for result, wanted in zip(results, by_hand(x, y), strict=True):
-            np.testing.assert_allclose(result, wanted, rtol=1e-6)
-    assert not any(np.shares_memory(a, b) for a, b in zip(m(x, y), first, strict=True))
-
-
 @pytest.mark.parametrize("rows", [2, "N"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_bound_call_writes_to_the_callers_buffer_whose_extents_the_inputs_settle(engine: str, rows: Any) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 import xrt
 from tests.module.small_models import chain
-from tests.verify.wrong import Wrong, long_model, numbers
 from xrt.cache import CompileCache
 from xrt.errors import FallbackWarning, OptionError, RunFailed
 from xrt.graph import Function
@@ -168,17 +167,6 @@ def test_as_many_calls_are_checked_as_asked(check: Any, runs: int, checked: int)
 def test_a_check_that_is_none_is_refused(check: Any) -> None:
     with pytest.raises(OptionError, match=r"^check must be 'first', a fraction of the calls"):
         module("toy", check=check)
-
-
-@pytest.mark.slow
-def test_a_wrong_kernel_in_a_long_model_is_quarantined() -> None:
-    model = long_model()
-    with module(Wrong(), "toy", function=model, check="first", maximum_nodes=20) as m:
-        with pytest.warns(FallbackWarning, match="computed xrt_wrong_5 wrongly"):
-            result = m(numbers())
-        assert [launch.nodes for launch in m.plan.launches if launch.engine == "toy"] != []
-        with module("toy", function=model) as right:
-            np.testing.assert_allclose(result, right(numbers()), rtol=1e-4, atol=1e-5)
 
 
 def test_what_does_not_give_the_same_twice_is_not_checked() -> None:

@@ -327,14 +327,6 @@ def test_plans_are_had_without_compiling() -> None:
     assert cache.statistics.misses == 0
 
 
-def test_a_profile_and_the_memory_of_the_last_signature() -> None:
-    m = xrt.XRTModule(chain("Relu", "Neg"), engine=[RecordingEngine(takes="Relu"), "toy"])
-    m(X, options=RunOptions(profile=True))
-    assert [t.calls for t in m.profile().launches] == [1, 1]
-    assert str(m.profile()).splitlines()[-1] == f"on {m.threads} thread{'s' * (m.threads > 1)}"
-    assert m.memory().crossing == 2 * X.nbytes
-
-
 def test_stages_are_dumped_as_text_onnx_and_dot(tmp_path: Path) -> None:
     xrt.XRTModule(chain("Relu", "Neg"), engine=[RecordingEngine(takes="Relu"), "toy"], dump_subgraph_dir=tmp_path)(X)
     stems = {p.stem for p in tmp_path.iterdir()}

@@ -290,6 +290,7 @@ def test_only_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_module_says_how_many_threads_the_times_are_of(tmp_path: Path) -> None:
     m = xrt.XRTModule(MIXED, engine="toy", threads=1)
     m(X, options=PROFILED)
+    assert str(m.profile()).splitlines()[-1] == "on 1 thread"
     m.profile().to_trace(str(tmp_path / "t.json"))
     assert len(read_trace(tmp_path / "t.json")) == 2
     assert json.loads((tmp_path / "t.json").read_text())["otherData"] == {"tool": "xrt", "threads": 1}

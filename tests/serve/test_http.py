@@ -467,12 +467,8 @@ async def test_models_are_loaded_again_and_unloaded(tmp_path: Path) -> None:
         path.write_bytes(sound)
         assert application.models.find("total", None).why_not_ready == ""
         assert 'xrt_model_ready{model="total",version="1"} 1.0' in (await ask(application, "GET", "/metrics")).body.decode()
-        for name in ("total", "double"):
-            assert (await control(f"models/{name}/unload", {"parameters": {"unload_dependents": False}})).status == 200
-        assert (await control("index", {"ready": True})).document == []
-        unloaded = {"version": "1", "state": "UNAVAILABLE", "reason": "it was unloaded"}
-        assert (await control("index")).document == [{"name": name, **unloaded} for name in ("total", "double")]
-        assert (await ask(application, "GET", "/v2")).document["models"] == {}
+        assert (await control("models/double/unload", {"parameters": {"unload_dependents": False}})).status == 200
+        assert [model["name"] for model in (await control("index", {"ready": True})).document] == ["total"]
         assert (await control("models/double/load")).status == 200  # a module that was handed in is still open
         assert (await infer(application, "double", REQUEST)).status == 200
 

@@ -97,42 +97,29 @@ def first_of(response: Any) -> float:
     return float(array[0])
 
 
-async def test_a_request_that_the_queue_refuses_leaves_its_session_as_it_was() -> None:
-    """Over gRPC, and by each way to the model: the refused call has not been run, and may be tried again."""
-    gate = Gate(lambda x: (np.zeros(2, np.float32),))
-    async with running(app({"total": xrt.XRTModule(total())}, max_queue=1)) as application:
+async def test_a_request_that_is_refused_or_cancelled_in_the_queue_leaves_its_session_as_it_was() -> None:
+    """Over gRPC, and by each way to the model: the call has not been run, and may be tried again."""
+    gate, ways = Gate(lambda x: (np.zeros(2, np.float32),)), ({}, {"session_start": True}, {"session_end": True})
+    async with running(app({"total": xrt.XRTModule(total())}, max_queue=4)) as application:  # three that are cancelled, and "c"
         (model,) = application.models
         assert first_of(await model.infer(request())) == 1
         model.sessions.make = lambda: gate
         blocking = [asyncio.create_task(model.infer(request("b")))]
         await gate.wait_for_entry()
+        for parameters in ways:
+            waiting = asyncio.create_task(model.infer(request(**parameters)))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
         blocking.append(asyncio.create_task(model.infer(request("c"))))
         await asyncio.sleep(0)
-        for parameters in ({}, {"session_start": True}, {"session_end": True}):
+        for parameters in ways:
             with pytest.raises(RequestRefusal) as error:
                 await model.infer(request(**parameters))
             assert (error.value.status, error.value.retry_after) == (503, 1)
         gate.opened.set()
         await asyncio.gather(*blocking)
-        assert first_of(await model.infer(request())) == 2
-
-
-@pytest.mark.parametrize("parameters", [{}, {"session_start": True}, {"session_end": True}])
-async def test_a_request_that_is_cancelled_in_the_queue_leaves_its_session_as_it_was(parameters: dict[str, bool]) -> None:
-    gate = Gate()
-    async with running(app({"total": xrt.XRTModule(total())})) as application:
-        (model,) = application.models
-        assert first_of(await model.infer(request())) == 1
-        blocking = model._scheduler.submit(gate, ())
-        await gate.wait_for_entry()
-        waiting = asyncio.ensure_future(model.infer(request(**parameters)))
-        while not model._scheduler.queued:
-            await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        gate.opened.set()
-        await blocking
         assert first_of(await model.infer(request())) == 2
 
 
