@@ -209,14 +209,17 @@ def test_a_directory_that_cannot_be_opened_costs_one_warning(engine: Saving, tmp
     assert engine.count("compile") == 12
 
 
-def test_no_temporary_folder_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ort", "openvino", "tvm", "xla", "iree"])
+def test_no_temporary_folder_is_needed(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bundles are saved and loaded, and engines probed, where no folder for temporary files can be written to."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
-    with XRTModule(chain(2), engine="ort", cache=CompileCache()) as module:
+    with XRTModule(chain(2), engine=engine, cache=CompileCache()) as module:
+        module.compile()
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
         module.save(tmp_path / "m.xrt")
     with load(tmp_path / "m.xrt", cache=CompileCache(), strict=True) as loaded:  # strict: nothing is compiled again
         np.testing.assert_array_equal(loaded(X), X + 1)
-    assert [status.state for status in probe_all(["ort"])] == ["ready"]
+    assert [status.state for status in probe_all([engine])] == ["ready"]
 
 
 def test_a_file_system_without_locks_is_used_without(engine: Saving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,8 +32,6 @@ def test_a_disk_without_room_ends_no_run(spec: str, limit: bool, tmp_path: Path)
     of_cache = [warning for warning in completed["warnings"] if warning.startswith("the compile cache in ")]
     assert len(set(of_cache)) == 1  # one from each cache that uses the folder
     assert "could not be used: [Errno 28] No space left on device. XRT compiles what is missing" in of_cache[0]
-    assert completed["save"] == f"cannot write '{tmp_path}/full/full.xrt': No space left on device"
-    assert completed["again"] == EXPECTED
     assert completed["folder"] == ["CACHEDIR.TAG", "xrt-cache"]
 
 

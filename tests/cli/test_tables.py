@@ -27,12 +27,6 @@ TABLES = {
         ("ms", "ratio", "compile s", "peak"),
         ("verdict",),
     ),
-    "cache": (
-        ("entry", "engine", "size", "last used", "inputs", "note"),
-        [("0123456789ab", "ort", "1.5 MB", "2026-01-02 03:04", "x: float32[1,3,224,224]", "")],
-        ("size",),
-        (),
-    ),
 }
 
 

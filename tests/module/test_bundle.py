@@ -21,6 +21,7 @@ from tests.cache.saving import chain
 from tests.exact_errors import raises_exactly
 from tests.laws.test_laws import bounded, living
 from tests.malformed_inputs.resealed import reseal
+from tests.module.small_models import Affine
 from xrt.cache import CompileCache
 from xrt.comparison import BIT_EQUAL, compare_all
 from xrt.engines import GraphCompiler, option
@@ -167,11 +168,7 @@ def test_fetched_values_come_back(path: Path) -> None:
 
 
 def test_a_graph_is_saved_by_its_traces(path: Path) -> None:
-    class Net(xrt.Graph):
-        def build(self, x: xrt.Value, y: xrt.Value) -> object:
-            return xrt.ops.Add(x, xrt.ops.Relu(y))
-
-    module = xrt.XRTModule(Net(), engine="ort", strict=True)
+    module = xrt.XRTModule(Affine(), engine="ort", strict=True)
     expected = module(X, X)
     module.save(path)
     loaded = load(path, strict=True)
@@ -305,7 +302,7 @@ FAULTS: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("fault", [*FAULTS, b"", b"{", b"[]", b"3", b"[" * 100_000])
+@pytest.mark.parametrize("fault", [*FAULTS, b"", b"3", b"[" * 100_000])
 def test_a_record_that_is_not_understood_is_an_error(path: Path, fault: str | bytes) -> None:
     saved(path)
     record = read_record(path)

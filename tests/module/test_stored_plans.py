@@ -271,16 +271,10 @@ def test_a_link_that_changes_before_the_first_call_keeps_no_plan(linked: Path, t
     assert files(path) == []
 
 
-def of_unknown_rank(path: Path) -> np.ndarray[Any, Any]:
-    """Write a model whose input and output have an element type and no shape, and return an input for it."""
+def test_an_input_of_unknown_rank_keeps_its_element_type(tmp_path: Path) -> None:
+    path, x = tmp_path / "model.onnx", np.ones((2, 64), np.float32)
     type_, nodes = TensorType(DType.FLOAT32), (node("Mul", "x w", "a"), node("Relu", "a", "y"))
     save(graph({"x": type_}, {"y": type_}, *nodes, constants={"w": np.ones(64, np.float32)}), path)
-    return np.ones((2, 64), np.float32)
-
-
-def test_an_input_of_unknown_rank_keeps_its_element_type(tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    x = of_unknown_rank(path)
     first = module(path, "openvino")
     first(x)
     assert len(files(path)) == 1

@@ -234,16 +234,6 @@ async def running(application: Application, *, ready: bool = True) -> AsyncItera
         await application.close()
 
 
-def run(application: Application, test: Callable[[], Awaitable[Any]], *, ready: bool = True) -> Any:
-    """Run a test on an application, in a test that is no coroutine itself."""
-
-    async def whole() -> Any:
-        async with running(application, ready=ready):
-            return await asyncio.wait_for(test(), HANGS)
-
-    return asyncio.run(whole())
-
-
 class Gate:
     """A call that waits until the test opens it, and then returns ``result`` of its arguments."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -26,19 +26,6 @@ from xrt.serve.scheduler import Scheduler, explain_mixed_rows, run_batch
 from xrt.testing.corpus.entry import graph, node
 
 
-@dataclass
-class Recorder:
-    """What a scheduler reports."""
-
-    batches: list[tuple[int, int]] = field(default_factory=list)
-
-    def note_batch(self, requests: int, rows: int, seconds: float) -> None:
-        self.batches.append((requests, rows))
-
-    def note_wait(self, seconds: float) -> None:
-        assert seconds >= 0
-
-
 def twice(x: Any) -> tuple[Any, ...]:
     return (2 * x,)
 
@@ -52,7 +39,7 @@ def rows(count: int, width: int = 2) -> tuple[Any, ...]:
 
 
 async def test_what_waits_is_joined_up_to_the_size_when_an_instance_is_free() -> None:
-    gate, seen = Gate(twice), Recorder()
+    gate, seen = Gate(twice), Mock()
     scheduler = Scheduler(1, 100, seen, sizes=(4,))
     first = scheduler.submit(gate, rows(1), "a")
     await gate.wait_for_entry()
@@ -63,14 +50,15 @@ async def test_what_waits_is_joined_up_to_the_size_when_an_instance_is_free() ->
         assert np.array_equal((await future)[0], 2 * values[0])
     await scheduler.drain()
     assert rows_of(gate) == [1, 4, 1, 3, 9]  # 1 + 2 + 1 of one shape, then what has another shape or is too large
-    assert seen.batches == [(1, 1), (3, 4), (1, 1), (1, 3), (1, 9)]
+    batches = [call.args[:2] for call in seen.note_batch.call_args_list]
+    assert batches == [(1, 1), (3, 4), (1, 1), (1, 3), (1, 9)]
     assert (scheduler.queued, scheduler.running) == (0, 0)
     scheduler.close()
 
 
 async def test_instances_run_at_once_and_no_more() -> None:
     gate = Gate(twice)
-    scheduler = Scheduler(3, 100, Recorder())
+    scheduler = Scheduler(3, 100, Mock())
     futures = [scheduler.submit(gate, rows(1)) for _ in range(5)]
     for _ in range(3):
         await gate.wait_for_entry()
@@ -82,7 +70,7 @@ async def test_instances_run_at_once_and_no_more() -> None:
 
 async def test_a_full_queue_refuses_and_a_cancelled_request_does_not_run() -> None:
     gate = Gate(twice)
-    scheduler = Scheduler(1, 2, Recorder())
+    scheduler = Scheduler(1, 2, Mock())
     first = scheduler.submit(gate, rows(1))
     await gate.wait_for_entry()
     second, third = scheduler.submit(gate, rows(2)), scheduler.submit(gate, rows(3))
@@ -99,20 +87,20 @@ async def test_a_full_queue_refuses_and_a_cancelled_request_does_not_run() -> No
 async def test_a_request_waits_for_others_until_its_batch_is_full() -> None:
     gate = Gate(twice)
     gate.opened.set()
-    scheduler = Scheduler(1, 100, Recorder(), sizes=(3,), max_wait=HANGS)
+    scheduler = Scheduler(1, 100, Mock(), sizes=(3,), max_wait=HANGS)
     futures = [scheduler.submit(gate, rows(1), "a") for _ in range(2)]
     await asyncio.sleep(0)
     assert rows_of(gate) == [] and scheduler.queued == 2
     await asyncio.gather(*futures, scheduler.submit(gate, rows(1), "a"))
     assert rows_of(gate) == [3]
     scheduler.close()
-    short = Scheduler(1, 100, Recorder(), sizes=(3,), max_wait=0.001)
+    short = Scheduler(1, 100, Mock(), sizes=(3,), max_wait=0.001)
     await short.submit(gate, rows(1), "a")  # it does not wait for ever
     short.close()
 
 
 async def test_a_drain_ends_when_the_last_waiting_request_is_cancelled() -> None:
-    scheduler = Scheduler(1, 100, Recorder(), sizes=(3,), max_wait=0.01)
+    scheduler = Scheduler(1, 100, Mock(), sizes=(3,), max_wait=0.01)
     request = scheduler.submit(twice, rows(1), "a")
     draining = asyncio.ensure_future(scheduler.drain())
     await asyncio.sleep(0)
@@ -124,7 +112,7 @@ async def test_a_drain_ends_when_the_last_waiting_request_is_cancelled() -> None
 
 async def test_of_a_list_of_sizes_the_largest_is_run_that_the_requests_make() -> None:
     gate = Gate(twice)
-    scheduler = Scheduler(1, 100, Recorder(), sizes=(1, 2, 4, 8), rounds_up=True)
+    scheduler = Scheduler(1, 100, Mock(), sizes=(1, 2, 4, 8), rounds_up=True)
     first = scheduler.submit(gate, rows(1))
     await gate.wait_for_entry()
     others = [scheduler.submit(gate, rows(n), "a", n) for n in (1, 1, 1, 1, 1, 1, 1, 5)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, assume, given, settings, strategies as st
 from hypothesis.extra import numpy as arrays
 
 import xrt
-from tests.serve.serving import ask, binary, run, tensor
+from tests.serve.serving import ask, binary, running, tensor
 from xrt.errors import OptionError, XRTError
 from xrt.graph import Function
 from xrt.operators.sample_inputs import sample_inputs as sample
@@ -191,14 +192,16 @@ def test_a_served_model_gives_the_bits_of_a_direct_call(function: Function) -> N
         narrow = any(not DATATYPES[DATATYPE_NAMES[dtype]].has_json for dtype in dtypes)
 
         async def test() -> None:
-            for is_binary in (True,) if narrow else (True, False):
-                body, headers = binary(inputs, parameters={"binary_data_output": True})
-                if not is_binary:
-                    tensors = [tensor(name, array, DATATYPE_NAMES[xrt.DType.from_array(array)]) for name, array in inputs.items()]
-                    body, headers = json.dumps({"inputs": tensors}).encode(), {}
-                reply = await ask(application, "POST", "/v2/models/model/infer", body, headers)
-                assert reply.status == 200, reply.body
-                for mine, direct in zip(read_outputs(reply), expected, strict=True):
-                    assert are_equal(np.asarray(mine), np.asarray(direct), bits=is_binary)
+            async with running(application):
+                for is_binary in (True,) if narrow else (True, False):
+                    body, headers = binary(inputs, parameters={"binary_data_output": True})
+                    if not is_binary:
+                        kinds = {name: DATATYPE_NAMES[xrt.DType.from_array(array)] for name, array in inputs.items()}
+                        tensors = [tensor(name, array, kinds[name]) for name, array in inputs.items()]
+                        body, headers = json.dumps({"inputs": tensors}).encode(), {}
+                    reply = await ask(application, "POST", "/v2/models/model/infer", body, headers)
+                    assert reply.status == 200, reply.body
+                    for mine, direct in zip(read_outputs(reply), expected, strict=True):
+                        assert are_equal(np.asarray(mine), np.asarray(direct), bits=is_binary)
 
-        run(application, test)
+        asyncio.run(test())
