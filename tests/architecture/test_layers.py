@@ -1,4 +1,4 @@
-"""The layers of the package, who may import whom, which effects a package may have, and that no data becomes code."""
+"""The layers of the package, who may import whom, and which effects a package may have."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from tests.architecture.public import ROOT, parse, walk
+from tests.architecture.public import ROOT, files, parse, walk
 
 PACKAGE = "xrt"
 LINE = (
@@ -140,19 +139,10 @@ class Module:
     """Dotted, without the package: ``engines.ort.session``; empty for the package itself."""
     tree: ast.Module
 
-    @classmethod
-    def read(cls, path: Path, root: Path) -> Module:
-        return cls(name_module(path, root), parse(path))
-
     @property
     def package(self) -> str:
         """The package; an engine is a package of its own, ``engines.ort``."""
         return package_of(self.name)
-
-
-def name_module(path: Path, root: Path) -> str:
-    parts = path.relative_to(root).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def package_of(name: str) -> str:
@@ -181,14 +171,11 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = "." * node.level + (node.module or "")
-            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
 def imports_of_packages(module: Module) -> Found:
     for line, name in imported(module.tree):
-        if name.startswith("."):
-            yield line, f"imports {name} relatively; write the whole name"
         if not module.name or not name.startswith(f"{PACKAGE}."):
             continue
         inner = name.removeprefix(f"{PACKAGE}.")
@@ -238,8 +225,7 @@ def prints(module: Module) -> Found:
     if module.package in PRINTERS or module.name in SHOWS:
         return
     for node in walk(module.tree):
-        is_print = isinstance(node, ast.Call) and _is_name(node.func, "print")
-        if is_print or (isinstance(node, ast.Attribute) and node.attr in STREAMS and _is_name(node.value, "sys")):
+        if isinstance(node, ast.Attribute) and node.attr in STREAMS and _is_name(node.value, "sys"):
             yield node.lineno, f"{module.package} may not print"
 
 
@@ -281,7 +267,7 @@ def _is_name(node: ast.expr, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
 
-MODULES = {name_module(path, ROOT): path for path in sorted(ROOT.rglob("*.py"))}
+MODULES = {name.removeprefix(PACKAGE).removeprefix("."): path for name, path in files().items()}
 
 
 def test_every_package_has_its_place() -> None:
@@ -295,7 +281,7 @@ def test_every_engine_in_the_package_is_known_as_one() -> None:
 
 
 def test_the_laws_are_kept() -> None:
-    assert [text for path in MODULES.values() for text in violations(Module.read(path, ROOT))] == []
+    assert [text for name, path in MODULES.items() for text in violations(Module(name, parse(path)))] == []
 
 
 STARTED = "may not start processes ({}); xrt.processes does"
@@ -310,10 +296,8 @@ PLANTED = [
     ("module.module", "from xrt.models import load_light", "module may not import models"),
     ("bench.run", "from xrt.testing import corpus", "bench may not import testing"),
     ("models.light", "from xrt.passes import fold_constants", "models may not import passes"),
-    ("graph.node", "from .formats import onnx", "imports .formats.onnx relatively; write the whole name"),
     ("engines.kernels.reduction", "import jax.numpy as jnp", "engines.kernels may not import jax; only engines.xla may"),
     ("graph.schemas", "from onnx import ModelProto", "graph may not handle the messages of onnx (onnx.ModelProto)"),
-    ("module.explain", "print('hello')", "module may not print"),
     ("runtime.program", "import sys\nstream = sys.stderr", "runtime may not print"),
     ("engines.toolkit.blas", "open('x')", "engines.toolkit may not touch files (open)"),
     ("cache.memory", "from pathlib import Path\nPath('x').write_bytes(b'')", "cache may not touch files (Path('x').write_bytes)"),
@@ -328,29 +312,6 @@ PLANTED = [
 def test_a_planted_violation_is_seen(name: str, source: str, broken: str) -> None:
     result = violations(Module(name, ast.parse(source)))
     assert [text.split(": ", 1)[1] for text in result] == [broken]
-
-
-ALLOWED = [
-    ("engines.ort.engine", "import onnxruntime\nfrom xrt.passes import drop_dead_nodes"),
-    ("engines.tvm.engine", "context.workdir.mkdir()"),
-    ("engines.native.library", "from xrt.engines.contract.op_table import OpTable\nPath('x').read_bytes()"),
-    ("runtime.program", "from xrt.comparison import compare\nfrom xrt.cache import memory"),
-    ("progress", "import sys\nsys.stderr.write('x')"),
-    ("cli.run", "import rich\nfrom xrt.testing import conformance\nprint('x')"),
-    ("processes.spawn", "import subprocess\nsubprocess.Popen(['x'])"),
-    ("bench.comparison", "from xrt.processes.client import WorkerProcess\nWorkerProcess('x:y')"),
-    ("engines.iree.compiler", "from xrt.processes import run\nrun(['x'], b'', 1.0)"),
-]
-
-
-@pytest.mark.parametrize(("name", "source"), ALLOWED)
-def test_what_is_allowed_is_let_through(name: str, source: str) -> None:
-    assert violations(Module(name, ast.parse(source))) == []
-
-
-def test_imports_are_found_wherever_they_stand() -> None:
-    source = "import a.b\ndef f():\n    from c import d, e\n    class G:\n        import h"
-    assert [name for _, name in imported(ast.parse(source))] == ["a.b", "c.d", "c.e", "h"]
 
 
 def loaded_by(code: str) -> set[str]:
@@ -382,79 +343,3 @@ HEAVY = {
 )
 def test_an_import_loads_no_engine_library_and_nothing_for_the_screen(code: str) -> None:
     assert not loaded_by(code) & HEAVY
-
-
-SOURCES = sorted(ROOT.rglob("*.py"))
-PICKLES = frozenset({"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"})
-"""Modules that make objects of bytes, and run what the bytes say."""
-EVALUATORS = frozenset({"eval", "exec", "compile", "__import__"})
-"""Built-in functions that make code of text. A method of such a name is something else."""
-LOADERS = frozenset({"np.load", "numpy.load", "np.lib.format.read_array", "numpy.lib.format.read_array"})
-SHELLS = frozenset({"os.system", "os.popen"})
-PACKED = frozenset({"extract", "extractall", "unpack_archive"})
-"""Methods that write what an archive holds to where the archive says."""
-CALLED = EVALUATORS | PACKED | {name.rpartition(".")[2] for name in LOADERS | SHELLS}
-
-
-def unsafe(tree: ast.AST) -> list[str]:
-    """Return what a source does that would let data become code, or choose a path, with the line of each."""
-    results = [(node.lineno, what) for node in walk(tree) for what in (*imports(node), *calls(node))]  # type: ignore[attr-defined]
-    return [f"{line}: {what}" for line, what in sorted(results)]
-
-
-def imports(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.Import):
-        names = [alias.name for alias in node.names]
-    elif isinstance(node, ast.ImportFrom):
-        names = [node.module or "", *(alias.name for alias in node.names)]
-    else:
-        return []
-    return [f"imports {name}" for name in names if name.partition(".")[0] in PICKLES]
-
-
-def calls(node: ast.AST) -> list[str]:
-    if not isinstance(node, ast.Call):
-        return []
-    name = ast.unparse(node.func) if last_name(node.func) in CALLED else ""
-    if name in EVALUATORS | SHELLS or (name.rpartition(".")[2] in PACKED and "." in name):
-        return [f"calls {name}"]
-    results = {keyword.arg: keyword.value for keyword in node.keywords}
-    if name in LOADERS and not is_constant(results.get("allow_pickle"), False):
-        return [f"calls {name} without allow_pickle=False"]
-    return ["calls with shell=True"] if is_constant(results.get("shell"), True) else []
-
-
-def is_constant(node: ast.AST | None, value: object) -> bool:
-    return isinstance(node, ast.Constant) and node.value is value
-
-
-def test_no_data_becomes_code() -> None:
-    results = {str(path.relative_to(ROOT)): unsafe(parse(path)) for path in SOURCES}
-    assert {name: lines for name, lines in results.items() if lines} == {}
-
-
-@pytest.mark.parametrize(
-    ("source", "told"),
-    [
-        ("import pickle", "1: imports pickle"),
-        ("def f():\n    from marshal import loads", "2: imports marshal"),
-        ("import numpy.x as y, shelve as s", "1: imports shelve"),
-        ("eval('1')", "1: calls eval"),
-        ("exec(text)", "1: calls exec"),
-        ("np.load(path)", "1: calls np.load without allow_pickle=False"),
-        ("numpy.load(path, allow_pickle=True)", "1: calls numpy.load without allow_pickle=False"),
-        ("archive.extractall(folder)", "1: calls archive.extractall"),
-        ("subprocess.run(text, shell=True)", "1: calls with shell=True"),
-    ],
-)
-def test_what_is_planted_is_seen(source: str, told: str) -> None:
-    assert unsafe(ast.parse(source)) == [told]
-
-
-def test_what_is_harmless_is_let_through() -> None:
-    assert (
-        unsafe(
-            ast.parse("import numpy as np\nnp.load(p, allow_pickle=False)\nengine.compile(f)\nre.compile(x)\nast.literal_eval(x)")
-        )
-        == []
-    )
