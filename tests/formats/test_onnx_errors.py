@@ -126,20 +126,12 @@ NEWEST, UNDEFINED = onnx.defs.onnx_opset_version(), "which no input, initialiser
         (with_opsets('"": 0'), "it uses opset 0 of ai.onnx; versions start at 1"),
         (with_opsets('"": 17, "ai.onnx": 18'), "it imports domain 'ai.onnx' twice, at versions 17 and 18"),
         (
-            with_opsets('"com.acme": 1'),
-            "node 'y' (Relu) is of domain ai.onnx, whose opset the model does not import (it imports: com.acme 1)",
-        ),
-        (
             parse_model("(float x) => (float y) { y = com.acme.Relu(x) }"),
             "node 'y' (Relu) is of domain com.acme, whose opset the model does not import (it imports: ai.onnx 17)",
         ),
         (
             parse_model("(float x) => (float y) { y = Rellu(x) }"),
             "node 'y' (Rellu): Rellu is not an operator of ai.onnx at opset 17. Did you mean 'Relu'?",
-        ),
-        (
-            parse_model("(float x) => (float y) { y = Gelu(x) }"),
-            "node 'y' (Gelu): Gelu came with opset 20 of ai.onnx; the graph is at opset 17",
         ),
         (
             parse_model("(float x) => (float y) { [a] a = Add(x, b)  [b] b = Relu(a)  [y] y = Neg(b) }"),
@@ -197,10 +189,6 @@ ZERO, UNNAMED = numpy_helper.from_array(np.zeros(1), "w"), numpy_helper.from_arr
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (
-            changed(lambda m: m.ClearField("opset_import")),
-            "node 'y' (Relu) is of domain ai.onnx, whose opset the model does not import (it imports: none)",
-        ),
         (changed(lambda m: m.graph.node[0].ClearField("op_type")), "node 'y' () has no operator"),
         (changed(lambda m: m.graph.initializer.extend([ZERO, ZERO])), "graph 'g' has two initialisers named 'w'"),
         (changed(lambda m: m.graph.initializer.append(UNNAMED)), "graph 'g' has an initialiser without a name"),
@@ -212,10 +200,6 @@ ZERO, UNNAMED = numpy_helper.from_array(np.zeros(1), "w"), numpy_helper.from_arr
         (
             changed(lambda m: m.graph.node[0].attribute[0].ClearField("type"), LEAKY),
             "attribute 'alpha' of node 'n' (LeakyRelu) has no kind",
-        ),
-        (
-            changed(lambda m: m.graph.node[0].metadata_props.add(key="xrt.control", value="nonsense")),
-            "metadata 'xrt.control' is 'nonsense'; it must be JSON",
         ),
         (
             changed(lambda m: m.graph.node[0].metadata_props.add(key="xrt.control", value="[1]")),
@@ -276,10 +260,6 @@ def with_weight(tensor: TensorProto) -> ModelProto:
     ("tensor", "reason"),
     [
         (
-            TensorProto(data_type=1, dims=[2, 3], raw_data=bytes(20)),
-            "is float32[2,3], which takes 24 bytes, but its data is 20 bytes",
-        ),
-        (
             TensorProto(data_type=1, dims=[1 << 40], raw_data=bytes(4)),
             "is float32[1099511627776], which takes 4398046511104 bytes, but its data is 4 bytes",
         ),
@@ -290,16 +270,7 @@ def with_weight(tensor: TensorProto) -> ModelProto:
                 f"cannot reshape array of size 1 into shape ({1 << 62},{1 << 62})"
             ),
         ),
-        (
-            TensorProto(data_type=1, dims=[3]),
-            "is float32[3], and its data does not fit: cannot reshape array of size 0 into shape (3,)",
-        ),
         (TensorProto(data_type=22, dims=[3], int32_data=[1] * 9), "is int4[3], which takes 2 bytes, but its data is 9 bytes"),
-        (TensorProto(data_type=22, dims=[3], raw_data=b"\0"), "is int4[3], which takes 2 bytes, but its data is 1 bytes"),
-        (
-            TensorProto(data_type=14, dims=[2], float_data=[1, 2]),
-            "is complex64[2], and its data does not fit: cannot reshape array of size 1 into shape (2,)",
-        ),
         (TensorProto(data_type=8, dims=[2], raw_data=b"ab"), "holds strings as raw bytes; ONNX stores them in string_data only"),
         (TensorProto(data_type=1, dims=[-1], raw_data=b""), "has a negative extent in its shape [-1]"),
         (TensorProto(dims=[1], raw_data=b"\0"), "has no element type"),
@@ -339,7 +310,6 @@ def sparse(dims: list[int], indices: np.ndarray, values: int = 1) -> ModelProto:
         ),
         (sparse([2, 2], np.array([4])), "is sparse, and one of its indices lies outside of its shape [2, 2]"),
         (sparse([2, 2], np.array([[0, 2]])), "is sparse, and one of its indices lies outside of its shape [2, 2]"),
-        (sparse([2, 2], np.array([-1])), "is sparse, and one of its indices lies outside of its shape [2, 2]"),
         (
             sparse([2, 2], np.array([0, 1])),
             "is sparse with 1 values of rank 2; its indices must be int64[1] or int64[1,2], not int64[2]",

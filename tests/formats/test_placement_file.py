@@ -6,6 +6,7 @@ import difflib
 import json
 import math
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,6 @@ def test_a_defect_is_named(document: PlacementFile, change: Any, position: str, 
 
 TORN = [
     ("", "line 1 is not JSON: Expecting value"),
-    ("[]", "it is not a placement file"),
     (dumps(LOCK)[:300], "is not JSON"),
     (
         dumps(LOCK).replace('  "date"', '<<<<<<< mine\n  "date"'),
@@ -142,7 +142,6 @@ TORN = [
     (dumps(LOCK).replace("24", "9" * 5000), "it cannot be read: Exceeds the limit"),
     ('{"kind": ' + "[" * 100_000, "it is nested too deeply"),
     (b"\xff\xff", "it cannot be read: 'utf-8' codec can't decode"),
-    (dumps(LOCK).encode("utf-16"), "it cannot be read: 'utf-8' codec can't decode byte 0xff"),
     (dumps(LOCK).encode("utf-8-sig"), "line 1 is not JSON: Unexpected UTF-8 BOM"),
     (" " * (17 << 20), "it has more than 16 MB, the limit of a placement file"),
 ]
@@ -150,17 +149,8 @@ TORN = [
 
 @pytest.mark.parametrize(("text", "shown"), TORN, ids=[shown[:30] for _, shown in TORN])
 def test_what_is_torn_is_refused(text: str | bytes, shown: str) -> None:
-    with pytest.raises(PlacementFileError) as caught:
+    with pytest.raises(PlacementFileError, match=re.escape(shown)):
         loads(text)
-    assert shown in str(caught.value)
-
-
-@pytest.mark.slow
-def test_a_name_that_is_there_twice_is_found_among_many() -> None:
-    """Each name is counted once; 100,000 names took minutes."""
-    names = "".join(f'"{number}": 1, ' for number in range(100_000))
-    with pytest.raises(PlacementFileError, match=r"^it has '99999' twice; was it merged by hand\?$"):
-        loads(f'{{{names}"99999": 1}}')
 
 
 UNREADABLE = [

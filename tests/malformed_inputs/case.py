@@ -52,32 +52,18 @@ def create_files(files: Files, folder: Path) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Crafted:
-    """Files written to do harm in one certain way."""
+class Case:
+    """What a reader is given once: files written to do harm in one certain way, or damaged by a seed."""
 
     files: Files
     """The first is the one that the reader is given."""
     refused: bool = True
     """Whether reading them must be an error; else it may as well succeed."""
 
-
-@dataclass(frozen=True, slots=True)
-class HostileCase:
-    """What a reader is given once."""
-
-    reader: str
-    name: str
-    """The seed of a mutant, or the name of a crafted case."""
-    files: Files
-    refused: bool = False
-
     @property
     def main(self) -> str:
         """The file that the reader is given."""
         return next(iter(self.files))
-
-    def __str__(self) -> str:
-        return f"{self.reader}, {self.name}"
 
 
 @dataclass(frozen=True)
@@ -90,25 +76,24 @@ class Reader:
     make_samples: Callable[[], tuple[Files, ...]]
     """Valid files, which it reads without an error."""
     damages: tuple[Damage, ...]
-    make_crafted: Callable[[], Mapping[str, Crafted]] = dict
+    make_crafted: Callable[[], Mapping[str, Case]] = dict
 
     @cached_property
     def samples(self) -> tuple[Files, ...]:
         return self.make_samples()
 
     @cached_property
-    def crafted(self) -> Mapping[str, Crafted]:
+    def crafted(self) -> Mapping[str, Case]:
         return self.make_crafted()
 
-    def case(self, name: str) -> HostileCase:
+    def case(self, name: str) -> Case:
         """Return the mutant of a seed, or the crafted case of that name."""
         if name in self.crafted:
-            crafted = self.crafted[name]
-            return HostileCase(self.name, name, crafted.files, crafted.refused)
+            return self.crafted[name]
         chance = Random(f"{self.name} {name}")
         files = dict(chance.choice(self.samples))
         chosen = chance.choice([path for path, content in files.items() if isinstance(content, bytes)])
         content = files[chosen]
         assert isinstance(content, bytes)
         files[chosen] = mutate(content, self.damages, chance)
-        return HostileCase(self.name, name, files)
+        return Case(files, refused=False)

@@ -10,10 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from tests.malformed_inputs import malicious, samples
-from tests.malformed_inputs.case import Crafted, Reader
-from tests.malformed_inputs.messages import alter_field
-from tests.malformed_inputs.mutators import BLIND, JSON, TEXTUAL, Damage
-from tests.malformed_inputs.resealed import alter_section, alter_table
+from tests.malformed_inputs.case import Case, Reader
+from tests.malformed_inputs.mutators import BLIND, JSON, TEXTUAL, Damage, alter_field, alter_section, alter_table
 from xrt.cache import CompileCache
 from xrt.cache.entries import ENTRIES
 from xrt.engines import split_specs
@@ -94,7 +92,7 @@ def _lock(path: Path) -> None:
         plan_from_ranges(ranges, request)
 
 
-def _no_files(name: str) -> Callable[[], Mapping[str, Crafted]]:
+def _no_files(name: str) -> Callable[[], Mapping[str, Case]]:
     return partial(malicious.no_files, name)
 
 

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, helper, parser
 
 from tests.malformed_inputs.case import Files
 from xrt.cache import CompileCache, Store
@@ -63,13 +63,9 @@ def models() -> tuple[Files, ...]:
 
 
 def _local() -> ModelProto:
-    inner = helper.make_function(
-        "own", "Twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 18)]
-    )
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy"]
-    calls = [helper.make_node("Twice", ["x"], ["t"], domain="own"), helper.make_node("Twice", ["t"], ["y"], domain="own")]
-    graph = helper.make_graph(calls, "main", value[:1], value[1:])
-    return helper.make_model(graph, functions=[inner], opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("own", 1)])
+    return parser.parse_model("""<ir_version: 8, opset_import: ["": 18, "own": 1]>
+        main (float[2] x) => (float[2] y) { t = own.Twice(x)  y = own.Twice(t) }
+        <domain: "own", opset_import: ["": 18]> Twice (a) => (b) { b = Add(a, a) }""")
 
 
 def _sparse() -> ModelProto:

@@ -17,8 +17,7 @@ import pytest
 import xrt
 from tests.exact_errors import raises_exactly
 from tests.integrations.models import write_classifier
-from tests.malformed_inputs.messages import alter_field
-from tests.malformed_inputs.mutators import BLIND, TEXTUAL, mutate
+from tests.malformed_inputs.mutators import BLIND, TEXTUAL, alter_field, mutate
 from tests.serve.serving import HANGS, Gate, ask, binary, double, exchange, identity, infer, running, tensor, total
 from xrt.errors import OptionError
 from xrt.formats import onnx
