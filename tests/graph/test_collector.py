@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -35,19 +35,11 @@ def test_it_pauses_for_a_large_graph_alone_and_goes_on_afterwards() -> None:
 
 
 def test_the_last_of_several_threads_puts_it_back() -> None:
-    inside, leave = threading.Barrier(2, timeout=300), threading.Event()
-
-    def build() -> None:
+    other = pause_gc(MIN_NODES_TO_PAUSE_GC)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(other.__enter__).result(300)
         with pause_gc(MIN_NODES_TO_PAUSE_GC):
-            inside.wait()
-            leave.wait(300)
-
-    thread = threading.Thread(target=build)
-    thread.start()
-    inside.wait()
-    with pause_gc(MIN_NODES_TO_PAUSE_GC):
-        pass
-    assert not gc.isenabled()
-    leave.set()
-    thread.join()
+            pass
+        assert not gc.isenabled()
+        pool.submit(other.__exit__, None, None, None).result(300)
     assert gc.isenabled()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.exact_errors import raises_exactly
 from tests.partition.drawn import F32, chain, engine, function, node, palette, regions
 from xrt.engines import GraphCompiler
 from xrt.errors import OptionError, PlanError
@@ -31,9 +32,8 @@ HELP = "a pin reads like 'Conv|Gemm=ort' (force), 'Softmax!=tvm' (forbid) or 'na
     ],
 )
 def test_impossible_options(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(OptionError) as caught:
+    with raises_exactly(OptionError, text):
         ClusteringOptions(**options)
-    assert str(caught.value) == text
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,8 @@ def test_impossible_options(options: dict[str, Any], text: str) -> None:
     ],
 )
 def test_impossible_pins(text: str, message: str) -> None:
-    with pytest.raises(OptionError) as caught:
+    with raises_exactly(OptionError, message):
         Pin.parse(text)
-    assert str(caught.value) == message
     with pytest.raises(OptionError, match=r"^a pin matches by 'operator' or 'name'; got 'type'$"):
         Pin(("Conv",), "ort", "type")  # type: ignore[arg-type]  # the mistake under test
 
@@ -153,9 +152,8 @@ CANNOT_HOLD = [
 
 @pytest.mark.parametrize(("pins", "kind", "text"), CANNOT_HOLD)
 def test_a_pin_that_cannot_hold(pins: Any, kind: type[Exception], text: str) -> None:
-    with pytest.raises(kind) as caught:
+    with raises_exactly(kind, text):
         partition(chain("RG"), palette(), ClusteringOptions(pins=pins))
-    assert str(caught.value) == text
 
 
 # ------------------------------------------------------------------ sizes at work
