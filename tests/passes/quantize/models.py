@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
+import xrt
 from xrt import passes
-from xrt.engines.toolkit.reference_evaluator import evaluate
-from xrt.formats.calibration_table import CalibrationTable, ValueRange
-from xrt.graph import DType, Function, Node, TensorType, hash_values
+from xrt.formats.calibration_table import CalibrationTable
+from xrt.graph import DType, Function, Node, TensorType
 from xrt.module.programs import optimize
-from xrt.passes.quantize import list_calibrated_values
 from xrt.passes.quantize.form import prepare_for_quantization
 from xrt.testing.corpus.entry import graph
 
@@ -38,19 +37,7 @@ def draw(seed: int, *shape: int, scale: float = 1.0) -> np.ndarray[Any, Any]:
 
 def make_table(function: Function, *batches: Mapping[str, Any]) -> CalibrationTable:
     """Return the extremes of each value over the batches."""
-    names, keys = list_calibrated_values(function), hash_values(function)
-    constants = {name: constant.array for name, constant in function.constants.items()}
-    inner = [name for name in names if name not in constants and name not in {value.name for value in function.inputs}]
-    observed = function.replace(outputs=tuple(function.value(name) for name in inner), aliases=())
-    ranges = {}
-    for batch in batches:
-        values = constants | dict(batch)
-        values |= zip(inner, evaluate(observed, [batch[v.name] for v in function.inputs]), strict=True)
-        for name in names:
-            low, high = float(values[name].min()), float(values[name].max())
-            low, high = (min(low, ranges[name].low), max(high, ranges[name].high)) if name in ranges else (low, high)
-            ranges[name] = ValueRange(key=keys[name], low=low, high=high, least=low, most=high, name=name)
-    return CalibrationTable(method="minmax", ranges=tuple(ranges.values()))
+    return xrt.calibrate(function, batches, engine="toy")
 
 
 def count_ops(function: Function) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -216,9 +217,8 @@ def test_tables_of_other_models_are_errors() -> None:
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError) as caught:
+    with pytest.raises(OptionError, match=re.escape(message)):
         QuantizationOptions(**options)
-    assert message in str(caught.value)
 
 
 # ---------------------------------------------------------------------- weights alone
@@ -369,32 +369,6 @@ def make_hard(function: Function) -> Function:
     return function.replace(constants=constants)
 
 
-def run(function: Function, seeds: range) -> Any:
-    return np.stack([evaluate(function, list(sample_inputs(function, seed).values()))[0] for seed in seeds])
-
-
-def find_magnitudes(function: Function) -> dict[str, Any]:
-    names = list_balanced_values(function)
-    with xrt.XRTModule(function, engine="ort") as module:
-        array = [module(**sample_inputs(function, seed), fetch=names) for seed in range(6)]
-    return {name: np.max([np.abs(item[name]).reshape(-1, HIDDEN).max(axis=0) for item in array], axis=0) for name in names}
-
-
-@pytest.mark.slow
-def test_outlier_channels_cost_little_once_they_are_balanced() -> None:
-    plain = prepare(load("gpt", layers=1, hidden=HIDDEN, heads=2, tokens=8, vocabulary=50))
-    hard = make_hard(plain)
-    exact = run(plain, range(100, 103))
-    assert np.allclose(run(hard, range(100, 103)), exact, rtol=1e-4, atol=1e-4)
-    balanced = balance_channels(hard, find_magnitudes(hard))
-    assert np.allclose(run(balanced, range(100, 103)), exact, rtol=1e-4, atol=1e-4)
-    errors = []
-    for item in (plain, hard, balanced):
-        table = xrt.calibrate(item, [sample_inputs(item, seed) for seed in range(6)], engine="ort")
-        errors.append(measure(exact, run(quantize(item, table), range(100, 103))))
-    assert errors[1] > 5 * errors[0] and errors[2] < 1.5 * errors[0]
-
-
 NORMALIZED, PRODUCT = node("LayerNormalization", "x s t", "n"), node("MatMul", "n w", "y")
 OTHERS: dict[str, tuple[list[Node], tuple[str, ...]]] = {
     "an output": ([NORMALIZED, PRODUCT], ("y", "n")),
@@ -508,9 +482,9 @@ def quantize_by(function: Function, values: list[Any], options: QuantizationOpti
     """Return the Function quantized by the ranges of one call; None where a value is not finite or nothing can be quantized."""
     try:
         table = make_table(function, dict(zip((v.name for v in function.inputs), values, strict=True)))
-    except ValueError:  # a range needs finite numbers
+    except CalibrationError:  # a range needs finite numbers
         return None
-    return quantize(function, table, options) if table.ranges else None
+    return quantize(function, table, options)
 
 
 @pytest.mark.slow
