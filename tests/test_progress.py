@@ -89,13 +89,6 @@ class TestLine:
         lines = ["xrt: compiling main, 2 s: 0 of 3 regions", "xrt: compiling main, 3 s: 1 of 3 regions"]
         assert stream.getvalue() == ERASE_LINE + ERASE_LINE.join(lines) + ERASE_LINE
 
-    def test_what_was_never_shown_leaves_nothing(self) -> None:
-        stream = Terminal()
-        line = ProgressLine(TerminalLine(stream), "compiling main", lambda: 0.0)
-        line.tick()
-        line.close()
-        assert stream.getvalue() == ""
-
     def test_it_is_cut_to_the_terminal_and_its_encoding_and_steers_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COLUMNS", "40")
         now, stream = [0.0], Terminal()
@@ -246,11 +239,6 @@ class TestWork:
         assert progress.claim_display()
         progress.release_display()
         assert display.lines == []
-
-    def test_nothing_is_looked_for_where_it_is_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(progress, "find_display", lambda: pytest.fail("it looks for a display"))
-        with show_progress("working", enabled=False) as tell:
-            tell("more")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch.nn import functional as F  # as everybody writes it
 
 from xrt.frontends.torch.backend import xrt_backend
 
-__all__ = ["CASES", "Call", "Case", "compiled"]
+__all__ = ["CASES", "Call", "Case", "compiled", "write"]
 
 
 @dataclass(frozen=True)

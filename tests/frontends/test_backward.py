@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.frontends.cases import Call, compiled
+from tests.training.test_torch_dropout import make
 from xrt.errors import FallbackWarning
 from xrt.frontends.torch import backend
 from xrt.graph import Function
@@ -19,70 +20,7 @@ from xrt.graph.node import ATEN_DOMAIN
 pytestmark = pytest.mark.slow
 
 
-class Decoder(nn.Module):
-    """Two blocks of a GPT over token numbers, with the loss of the next token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(11, 8), nn.Embedding(6, 8)
-        self.blocks = nn.ModuleList(Attending() for _ in range(2))
-        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 11, bias=False)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
-        for block in self.blocks:
-            x = block(x)
-        return functional.cross_entropy(self.head(self.norm(x))[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
-
-
-class Attending(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.LayerNorm(8), nn.LayerNorm(8)
-        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
-        self.feed = nn.Sequential(nn.Linear(8, 16), nn.GELU(approximate="tanh"), nn.Linear(16, 8))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (item.unflatten(-1, (2, 4)).transpose(1, 2) for item in self.qkv(self.first(x)).split(8, -1))
-        x = x + self.out(functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-        return x + self.feed(self.second(x))
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.head = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(self.head(self.layer(x)[0][:, -1]), torch.arange(len(x)) % 3)
-
-
-class Scores(nn.Module):
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(self.layers(x), torch.arange(len(x)) % 3)
-
-
-def make(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    torch.manual_seed(0)
-    if name == "perceptron":
-        return Scores(nn.Linear(4, 8), nn.SiLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)), (torch.randn(6, 4),)
-    if name == "convolutional":
-        layers = [
-            *(nn.Conv2d(2, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
-            *(nn.Conv2d(6, 8, 3, stride=2, groups=2), nn.BatchNorm2d(8), nn.ReLU(), nn.AvgPool2d(2, 1, 1)),
-            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)),
-        ]
-        return Scores(*layers), (torch.randn(6, 2, 9, 9),)
-    if name == "decoder":
-        return Decoder(), (torch.randint(0, 11, (3, 6)),)
-    return Recurrent(), (torch.randn(6, 5, 4),)
-
-
-NETWORKS = ["perceptron", "convolutional", "decoder", "recurrent"]
+NETWORKS = ["alpha", "convolutional", "transformer", "recurrent"]
 ENGINES = ["toy", "ort", ["ort", "toy"], ["openvino", "ort"]]
 
 
@@ -98,7 +36,7 @@ def compare_gradients(module: nn.Module, twin: nn.Module) -> None:
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_and_running_statistics_are_those_of_eager(name: str, engine: Any, functions: list[Function]) -> None:
-    module, inputs = make(name)
+    module, *inputs = make(name, 0.0)
     twin = copy.deepcopy(module)
     pins = ["*Mul=toy"] if engine == ["ort", "toy"] else []
     call = compiled(module, engine, pins=pins)
@@ -114,11 +52,11 @@ def test_gradients_and_running_statistics_are_those_of_eager(name: str, engine: 
     assert {node.domain for function in functions for _, node in function.walk()} == {""}
 
 
-@pytest.mark.parametrize("name", ["convolutional", "decoder"])
+@pytest.mark.parametrize("name", ["convolutional", "transformer"])
 def test_two_forward_passes_before_two_backward_passes(name: str) -> None:
-    module, inputs = make(name)
+    module, *inputs = make(name, 0.0)
     twin = copy.deepcopy(module)
-    others = tuple(value.flip(0) if value.is_floating_point() else (value + 1) % 11 for value in inputs)
+    others = inputs[0].flip(0), (inputs[1] + 1) % 3
     call = compiled(module, "ort")
     for model, run in ((module, call), (twin, twin)):
         first, second = run(*inputs), run(*others)
@@ -130,19 +68,19 @@ def test_two_forward_passes_before_two_backward_passes(name: str) -> None:
 
 
 def test_a_gradient_stays_as_it_is_while_others_are_computed() -> None:
-    module, inputs = make("perceptron")
+    module, x, labels = make("alpha", 0.0)
     call = compiled(module, "ort")
-    saved = torch.autograd.grad(call(*inputs), list(module.parameters()))
+    saved = torch.autograd.grad(call(x, labels), list(module.parameters()))
     copies = [item.clone() for item in saved]
     for _ in range(3):
-        torch.autograd.grad(call(inputs[0] * 3), list(module.parameters()))
+        torch.autograd.grad(call(x * 3, labels), list(module.parameters()))
     torch.testing.assert_close(list(saved), copies, rtol=0, atol=0)
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("name", ["perceptron", "convolutional", "decoder"])
+@pytest.mark.parametrize("name", NETWORKS[:3])
 def test_other_batches_are_calls_of_the_same_graphs(name: str, functions: list[Function]) -> None:
-    module, inputs = make(name)
+    module, *inputs = make(name, 0.0)
     twin = copy.deepcopy(module)
     call = compiled(module, "ort", dynamic=True)
     for size in (5, 3, 7, 4):
@@ -156,14 +94,14 @@ def test_other_batches_are_calls_of_the_same_graphs(name: str, functions: list[F
 
 
 def test_what_needs_no_gradient_has_none_and_inference_goes_on() -> None:
-    module, inputs = make("convolutional")
-    module.layers[0].weight.requires_grad_(False)
+    module, *inputs = make("convolutional", 0.0)
+    module.network[0].weight.requires_grad_(False)
     twin = copy.deepcopy(module)
     call = compiled(module, "ort")
     call(*inputs).backward()
     twin(*inputs).backward()
     compare_gradients(module, twin)
-    assert module.layers[0].weight.grad is None
+    assert module.network[0].weight.grad is None
     with torch.no_grad():
         loss = call(*inputs)
         torch.testing.assert_close(loss, twin(*inputs), rtol=1e-5, atol=1e-5)
@@ -171,8 +109,8 @@ def test_what_needs_no_gradient_has_none_and_inference_goes_on() -> None:
 
 
 def test_frozen_training_has_the_parameters_that_change_as_inputs(functions: list[Function]) -> None:
-    module, inputs = make("perceptron")
-    module.layers[0].requires_grad_(False)
+    module, *inputs = make("alpha", 0.0)
+    module.network[0].requires_grad_(False)
     twin = copy.deepcopy(module)
     call = compiled(module, "ort", freeze=True)
     for model, run in ((module, call), (twin, twin)):
@@ -182,7 +120,7 @@ def test_frozen_training_has_the_parameters_that_change_as_inputs(functions: lis
             run(*inputs).backward()
             steps.step()
     compare_gradients(module, twin)
-    assert [len(function.inputs) for function in functions][:1] == [5]
+    assert [len(function.inputs) for function in functions][:1] == [4]
     assert len(functions) == 2
 
 
@@ -198,7 +136,7 @@ def test_an_operator_without_a_rule_stays_that_of_pytorch(functions: list[Functi
 def test_a_backward_graph_that_cannot_be_lowered_runs_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     from xrt.errors import ModelError
 
-    module, inputs = make("convolutional")
+    module, *inputs = make("convolutional", 0.0)
     twin = copy.deepcopy(module)
     result, original = [], backend.lower_graph
 
@@ -249,11 +187,12 @@ IMAGE = (2, 4, 6, 6)
         *((nn.ReflectionPad2d(2), IMAGE), (nn.ReplicationPad2d(1), IMAGE), (nn.Unfold(2), IMAGE)),
         *((nn.BatchNorm2d(4), IMAGE), (nn.InstanceNorm2d(4, affine=True), IMAGE), (nn.GroupNorm(2, 4), IMAGE)),
         *((nn.LayerNorm([6, 6]), IMAGE), (nn.RMSNorm(6), IMAGE), (nn.LocalResponseNorm(2), IMAGE)),
-        *((one, (3, 6)) for one in (nn.GELU(), nn.SiLU(), nn.Mish(), nn.ELU(), nn.Softplus(), nn.PReLU(), nn.GLU())),
-        *((one, (3, 6)) for one in (nn.Hardswish(), nn.LogSigmoid(), nn.Softmax(-1), nn.LogSoftmax(-1))),
+        *((one, (3, 6)) for one in (nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.Mish(), nn.ELU(), nn.Softplus(), nn.PReLU())),
+        *((one, (3, 6)) for one in (nn.GLU(), nn.Hardswish(), nn.LogSigmoid(), nn.Softmax(-1), nn.LogSoftmax(-1))),
         (Call(lambda x: functional.cross_entropy(x[None], torch.tensor([[1, 2, 0, 0, -100, 1]]))), (3, 6)),
         (Call(lambda x: functional.scaled_dot_product_attention(x, x, x, attn_mask=torch.eye(6).log())), IMAGE),
         (Call(lambda x: torch.cdist(x, x + 1)), (3, 6)),
+        (Call(lambda x: functional.embedding(torch.tensor([[1, 2], [2, 0]]), x)), (3, 6)),
         (Call(lambda x: x[:, torch.tensor([[0, 2], [2, 1]])] * x[torch.tensor([1, 1, 0]), :1, None]), (3, 6)),
         (Call(lambda x: (x.T + 0).T @ (x @ x[0])[None].expand(6, 3)[:, 0].clone()), (3, 6)),
     ],

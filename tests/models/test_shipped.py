@@ -55,26 +55,20 @@ def test_every_model_by_code_is_tried() -> None:
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_two_engines_agree_on_it(name: str) -> None:
+def test_two_engines_agree_and_the_outputs_depend_on_the_inputs_and_have_their_declared_shapes(name: str) -> None:
     function = load(name, **TINY[name])
     verify(function)
-    array = sample_inputs(function, seed=1)
-    expected = run("toy", function, array)
-    assert compare_all(run("ort", function, array), expected, tolerance_for("float32", "network")).message == ""
+    first, other = (sample_inputs(function, seed) for seed in (1, 2))
+    expected = run("toy", function, first)
+    assert compare_all(run("ort", function, first), expected, tolerance_for("float32", "network")).message == ""
     assert all(0.01 < float(np.sqrt(np.mean(np.square(y)))) < 10 for y in expected)
+    assert all(np.abs(a - b).max() > 1e-7 for a, b in zip(expected, run("toy", function, other), strict=True))
+    assert [v.type.shape for v in function.outputs if isinstance(v.type, TensorType)] == [y.shape for y in expected]
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_the_output_depends_on_the_input_and_the_declared_types_hold(name: str) -> None:
-    function = load(name, **TINY[name])
-    first, other = (run("toy", function, sample_inputs(function, seed)) for seed in (1, 2))
-    assert all(np.abs(a - b).max() > 1e-7 for a, b in zip(first, other, strict=True))
-    assert [v.type.shape for v in function.outputs if isinstance(v.type, TensorType)] == [y.shape for y in first]
-
-
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", [*TINY, pytest.param("squeezenet", marks=pytest.mark.slow)])
 def test_the_seed_decides_the_weights(name: str) -> None:
-    first, again, other = (load(name, seed, **TINY[name]).fingerprint for seed in (3, 3, 4))
+    first, again, other = (load(name, seed, **TINY.get(name, {})).fingerprint for seed in (3, 3, 4))
     assert first == again
     assert (first == other) == (name in WITHOUT_WEIGHTS)
 
@@ -160,20 +154,12 @@ NINE = (
     *("bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50"),
     *("shufflenet", "squeezenet", "vgg19", "zfnet512"),
 )
-QUICK = ("squeezenet", "shufflenet")
 
 
 def test_there_are_nine_and_another_name_gets_the_nearest() -> None:
     assert light_models() == NINE
     with raises_exactly(ModelError, f"there is no light model 'resnet5'. Did you mean 'resnet50'? There are: {', '.join(NINE)}"):
         load_light("resnet5")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", QUICK)
-def test_the_seed_decides_the_weights_of_light_models(name: str) -> None:
-    assert load_light(name).fingerprint == load_light(name).fingerprint
-    assert load_light(name).fingerprint != load_light(name, seed=1).fingerprint
 
 
 def layers(function: Function) -> Function:
@@ -325,20 +311,6 @@ def test_steps_equal_one_call_and_copy_no_cache(engine: Any, decoder: Any) -> No
         np.testing.assert_allclose(result, wanted, rtol=1e-3, atol=1e-4)
     assert [copy.input for copy in m.profile().copies] == ([] if engine == "toy" else ["length"])
     assert sorted(m.plan.used_engines) == sorted({*([engine] if isinstance(engine, str) else engine)})
-
-
-def test_a_call_beyond_the_capacity_is_one_clear_error() -> None:
-    session = xrt.XRTModule(make("gpt", capacity=9), engine="toy").new_session()
-    session(IDS)
-    before = session.state["past_key_1"]
-    with raises_exactly(
-        InputError,
-        "the state holds 8 of 9 entries, and this call adds 2 by input 'ids'; call session.reset(), or make the model with a "
-        "larger capacity",
-    ):
-        session(IDS[:, :2])
-    np.testing.assert_array_equal(session.state["past_key_1"], before)
-    assert session(IDS[:, :1]).shape == (2, 50)
 
 
 def test_weights_are_taken_by_name() -> None:
