@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import xrt
+from tests.cli.commands import NEVER, Command
 from tests.devices.models import numbers
 from tests.devices.worlds import TOY, World, world
 from tests.module.test_faults import chain
 from tests.placement.uneven import Uneven
-from xrt.cli.app import main
 from xrt.engines import CompileContext, Executable, RunOptions
 from xrt.engines.contract import registry
 from xrt.engines.contract.graph_compiler import Accelerator
@@ -31,6 +31,7 @@ from xrt.partition.partitioner import map_nodes_to_engines
 from xrt.placement import ProfilingRequest
 from xrt.placement.profiler import LocalRunner, TrialLimits, WorkerRunner
 from xrt.runtime import on_device
+from xrt.testing.fault_injection import Journal, ObservedExecutable
 from xrt.testing.simulated import SimulatedDevice
 from xrt.testing.simulated.array import SimulatedArray, apply
 from xrt.worker.isolated_engine import WorkerLimits
@@ -55,23 +56,18 @@ class OnCpu(Late):
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
 
 
-class _Late(Executable):
+class _Late(ObservedExecutable):
     def __init__(self, inner: Executable, seconds: float, accelerator: Accelerator | None) -> None:
-        self.inner, self.seconds, self.on_host = inner, seconds, accelerator is None
-
-    def prepare(self) -> None:
-        self.inner.prepare()
+        super().__init__(inner, Journal())
+        self.seconds, self.on_host = seconds, accelerator is None
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        results = list(self.inner.run(inputs, options))
+        results = list(super().run(inputs, options))
         if self.on_host:
             time.sleep(self.seconds)
         elif self.seconds:
             results[0] = _sleep_on_device(self.seconds, results[0])
         return results
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 def _sleep_on_device(seconds: float, x: Any) -> Any:
@@ -86,8 +82,6 @@ def _sleep_on_device(seconds: float, x: Any) -> Any:
 
 
 pytestmark = [pytest.mark.sample(3), pytest.mark.usefixtures("here")]
-NEVER = "9900%"
-"""What no plan becomes slower by, however busy the machine is."""
 X = numbers(2, 3)
 PAIR = chain("Exp", "Cos")
 RIGHT = np.cos(np.exp(X))
@@ -192,34 +186,22 @@ def test_a_lock_holds_on_the_device_that_it_was_made_on(tmp_path: Path, monkeypa
         module(devices, SLOW_EXP, SLOW_COS, lock=path).plan_for(X)
 
 
-Command = Callable[..., str]
+@pytest.mark.full
+def test_the_commands_take_a_device_for_each_engine(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*arguments: str) -> str:
+        code, out, err = command(*arguments)
+        assert code == 0, err
+        return out
 
-
-@pytest.fixture
-def command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run the command where m.onnx is the pair; returns standard output."""
     monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     save(PAIR, "m.onnx")
-
-    def run(*arguments: str) -> str:
-        with pytest.raises(SystemExit) as caught:
-            main(list(arguments))
-        captured = capsys.readouterr()
-        assert caught.value.code in (0, None), captured.err
-        return captured.out
-
-    return run
-
-
-@pytest.mark.full
-def test_the_commands_take_a_device_for_each_engine(command: Command) -> None:
     apart = ("--pin", f"Exp={TOY}", "--pin", "Cos=ort", "--devices", f"{TOY}=cuda:1,ort=cpu", "--budget", "40s")
     with world("eager") as devices:
-        document = json.loads(command("tune", "m.onnx", "--engines", f"{TOY},ort", *apart, "--json"))
+        document = json.loads(run("tune", "m.onnx", "--engines", f"{TOY},ort", *apart, "--json"))
         (won,) = [item for item in document["contenders"] if item["verdict"] == "won"]
         assert (document["how"], [region["engine"] for region in won["plan"]]) == ("measured", [TOY, "ort"])
-        command("lock", "m.onnx", "--engines", f"{TOY},ort", *apart, "--gate", "1s", "-o", "m.lock")
+        run("lock", "m.onnx", "--engines", f"{TOY},ort", *apart, "--gate", "1s", "-o", "m.lock")
         lock = read_placement("m.lock")
         assert {name: device for name, device in lock.options.items() if "device" in name} == {
             "device": "cpu",
@@ -227,10 +209,10 @@ def test_the_commands_take_a_device_for_each_engine(command: Command) -> None:
         }, "what is asked where the module runs anyway is no fact"
         assert lock.machine["cuda:1"] == "simulated"
         check = ("check", "m.lock", "--budget", "1s", "--max-regress", NEVER, "--json")
-        assert json.loads(command(*check))["differs"] == []
+        assert json.loads(run(*check))["differs"] == []
         assert devices.machine.kernels.count("exp") > 10
         whole = ("--device", "cuda", "--engines", f"{TOY},toy", "--budget", "40s")
-        assert json.loads(command("tune", "m.onnx", *whole, "--json"))["how"] == "measured"
+        assert json.loads(run("tune", "m.onnx", *whole, "--json"))["how"] == "measured"
 
 
 @pytest.mark.parametrize("way", [LocalRunner, lambda engine: WorkerRunner(engine, WorkerLimits(60.0))], ids=["here", "apart"])
