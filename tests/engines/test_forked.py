@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,22 +31,17 @@ NODES = Node("MatMul", ("x", "w"), ("p",)), Node("Tanh", ("p",), ("y",))
 CHAIN = Function((Value("x", T),), (Value("y", T),), NODES, {"w": Constant(X.T.copy())}, {"": 18}, types={"p": T})
 
 
-def status_of(work: Callable[[], object], seconds: float = 300) -> int:
+def status_of(work: Callable[[], object]) -> int:
     """Return how a forked child that does the work leaves: 0 when it came to its end."""
     child = os.fork()
     if child == 0:
+        signal.alarm(300)
         try:
             work()
             os._exit(0)
         except Exception:  # noqa: BLE001  # told, and the status says so
             traceback.print_exc()
             os._exit(1)
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        if (remaining := os.waitpid(child, os.WNOHANG))[0]:
-            return remaining[1]
-        time.sleep(0.02)
-    os.kill(child, signal.SIGKILL)
     return os.waitpid(child, 0)[1]
 
 

@@ -100,9 +100,7 @@ class Place:
             "PYTHONPATH": os.pathsep.join(sys.path),
             "HOME": str(self.folder / "home"),
             "TMPDIR": str(self.folder / "tmp"),
-            "XDG_CACHE_HOME": str(self.folder / "xdg_cache"),
-            "XDG_CONFIG_HOME": str(self.folder / "xdg_config"),
-            "XDG_DATA_HOME": str(self.folder / "xdg_data"),
+            **{f"XDG_{what}_HOME": str(self.folder / f"xdg_{what.lower()}") for what in ("CACHE", "CONFIG", "DATA")},
             "XRT_CACHE_DIR": str(self.folder / "cache"),
             "XRT_TEST_LOOKUPS": str(self.folder / "lookups"),
             "LD_PRELOAD": str(self.watch),
@@ -186,10 +184,9 @@ IMPORTING = ("toy", "ort", "tvm", "openvino", "xla", "iree")
 RUNNING = """
 import sys
 import numpy as np, xrt
-from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.testing.corpus.entry import graph, node
 
-type_ = TensorType(DType.FLOAT32, (3,))
-function = Function((Value("x", type_),), (Value("y", type_),), (Node("Neg", ("x",), ("y",)),), opsets={"": 20})
+function = graph({"x": "float32[3]"}, {"y": "float32[3]"}, node("Neg", "x", "y"))
 module = xrt.XRTModule(function, engine=sys.argv[1], strict=True)
 assert module(np.ones(3, "float32")).tolist() == [-1, -1, -1]
 assert "torch" not in sys.modules, "it was imported"

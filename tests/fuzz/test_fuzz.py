@@ -7,7 +7,6 @@ import re
 import numpy as np
 import pytest
 
-from xrt.cli.app import main
 from xrt.engines.contract import registry
 from xrt.graph.verify import verify
 from xrt.testing.corpus import CORPUS
@@ -91,30 +90,23 @@ def test_a_file_that_is_no_entry_is_refused(tmp_path):
         read_entry(tmp_path / "odd.txt")
 
 
-def test_an_engine_that_takes_nothing_proves_nothing(monkeypatch, capsys):
+def test_an_engine_that_takes_nothing_proves_nothing(monkeypatch, command):
     monkeypatch.setattr("xrt.cli.workshop.split_specs", lambda text: [RecordingEngine(takes="nothing")])
-    with pytest.raises(SystemExit) as raised:
-        main(["fuzz", "--count", "2", "--way", "alone", "--in-process"])
-    assert raised.value.code == 1
-    assert "alone: it supported none of the graphs" in capsys.readouterr().err
+    code, _, err = command("fuzz", "--count", "2", "--way", "alone", "--in-process")
+    assert code == 1 and "alone: it supported none of the graphs" in err
 
 
 @pytest.mark.slow
-def test_the_command_keeps_what_disagrees_and_exits_with_1(tmp_path, monkeypatch, capsys):
+def test_the_command_keeps_what_disagrees_and_exits_with_1(tmp_path, monkeypatch, command):
     monkeypatch.setattr("xrt.cli.workshop.split_specs", lambda text: [FaultyEngine(how="value", takes="Tanh")])
     seed = next(s for s in range(1000) if any(inner.op == "Tanh" for inner in make_sample(s).function.nodes))
-    with pytest.raises(SystemExit) as raised:
-        main(["fuzz", "--count", "1", "--seed", str(seed), "--keep", str(tmp_path)])
-    assert raised.value.code == 1
+    code, out, _ = command("fuzz", "--count", "1", "--seed", seed, "--keep", tmp_path)
+    assert code == 1 and "1 disagreement\n" in out
     saved = read_entry(tmp_path / f"fuzz_{seed}.txt")
     assert saved.judge(on_toy(saved.function, saved.inputs))
-    assert "1 disagreement\n" in capsys.readouterr().out
 
 
-def test_the_command_runs_the_ways_that_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["fuzz", "--count", "6", "--way", "alone", "--way", "alternating", "--in-process"]
-    with pytest.raises(SystemExit, match="0"):
-        main(argv)
-    output = capsys.readouterr().out
-    assert "ort alone" in output and "alternating ort,toy" in output and "mixture" not in output
-    assert "6 graphs from seed 0: 0 disagreements" in output
+def test_the_command_runs_the_ways_that_are_named(command):
+    code, out, _ = command("fuzz", "--count", "6", "--way", "alone", "--way", "alternating", "--in-process")
+    assert code == 0 and "6 graphs from seed 0: 0 disagreements" in out
+    assert "ort alone" in out and "alternating ort,toy" in out and "mixture" not in out

@@ -191,8 +191,9 @@ def test_a_worker_whose_parent_has_ended_says_nothing(tmp_path: Path) -> None:
 
 SCRIPT = """
 import os, sys, threading, time, warnings
-import numpy as np, onnx, xrt
+import numpy as np, xrt
 from xrt.cache import CompileCache
+from xrt.testing.corpus.entry import graph, node
 
 warnings.simplefilter("ignore")
 engine, ends = sys.argv[1], sys.argv[2]
@@ -200,11 +201,8 @@ X = np.ones((4, 64), "float32")
 CACHE = CompileCache(capacity=2)  # more are closed, in the background
 
 def make(seed):
-    weights = ", ".join(map(str, np.random.default_rng(seed).random(64)))
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> g (float[n,64] x) => (float[n,1] y)'
-        '<float[64,1] w = {%s}> { y = MatMul(x, w) }' % weights
-    )
+    weights = {"w": np.random.default_rng(seed).random((64, 1), np.float32)}
+    model = graph({"x": "float32[n,64]"}, {"y": "float32[n,1]"}, node("MatMul", "x w", "y"), constants=weights)
     module = xrt.XRTModule(model, engine=engine, threads=2, cache=CACHE)
     assert module(X).shape == (4, 1)
     return module

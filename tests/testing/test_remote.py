@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from xrt.cli.app import main
+from tests.cli.commands import Command
 from xrt.testing import conform
 from xrt.testing.fault_injection import FaultyEngine
 from xrt.testing.fuzz import Fuzzer
@@ -18,40 +18,31 @@ KILLED = FaultyEngine(takes="Abs", how="kill")
 ENDED = "its process was ended by SIGKILL: a crash, or the system had no memory left"
 
 
-def run(*arguments: str) -> int | str | None:
-    with pytest.raises(SystemExit) as raised:
-        main(list(arguments))
-    return raised.value.code
-
-
 @pytest.mark.slow
-def test_conform_names_the_case_that_crashed_and_goes_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_conform_names_the_case_that_crashed_and_goes_on(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xrt.cli.workshop.split_specs", lambda text: [KILLED, "toy"])
-    assert run("conformance", "faulty,toy", "--cases", "test_relu,test_abs,test_neg", "--json") == 1
-    outcomes = {document["case"]: document for document in json.loads(capsys.readouterr().out)["outcomes"]}
+    code, out, _ = command("conformance", "faulty,toy", "--cases", "test_relu,test_abs,test_neg", "--json")
+    assert code == 1
+    outcomes = {document["case"]: document for document in json.loads(out)["outcomes"]}
     words = {name: document["word"] for name, document in outcomes.items()}
     assert words == {"test_abs": "failed", "test_neg": "passed", "test_relu": "passed"}
     assert ENDED in outcomes["test_abs"]["reason"]
 
 
 @pytest.mark.full
-def test_fuzz_names_the_seed_that_crashed_and_goes_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fuzz_names_the_seed_that_crashed_and_goes_on(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which graphs have an Abs is seen by the engine that raises where the other one is killed."""
     raises = Fuzzer([FaultyEngine(takes="Abs", how="raise")], bisects=False)
     raises.run(range(12))
     seeds = {item.seed for item in raises.findings}
     assert 0 < len(seeds) < 12
     monkeypatch.setattr("xrt.cli.workshop.split_specs", lambda text: [KILLED])
-    assert run("fuzz", "--engines", "faulty", "--count", "12") == 1
-    captured = capsys.readouterr()
-    output = " ".join(captured.err.split())
+    code, out, err = command("fuzz", "--engines", "faulty", "--count", "12")
+    output = " ".join(err.split())
+    assert code == 1
     assert [seed for seed in range(12) if f"seed {seed}, " in output] == sorted(seeds), output
     assert output.count(ENDED) == len(seeds)
-    assert f"12 graphs from seed 0: {len(seeds)} disagreement" in " ".join(captured.out.split())
+    assert f"12 graphs from seed 0: {len(seeds)} disagreement" in " ".join(out.split())
 
 
 def list_outcomes(report: Any) -> list[tuple[Any, ...]]:
