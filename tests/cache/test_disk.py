@@ -13,6 +13,7 @@ from threading import Barrier
 import numpy as np
 import pytest
 
+from tests.cache.full import run_on_full_disk
 from tests.cache.saving import BULK, Saving, chain, module
 from xrt.cache import (
     CompileCache,
@@ -28,7 +29,7 @@ from xrt.cache import (
 from xrt.cache.entries import ENTRIES, list_entries
 from xrt.cache.records import DEFAULT_LIMIT
 from xrt.engines import CompileContext
-from xrt.engines.contract.registry import probe_all
+from xrt.engines.contract.registry import create, probe_all
 from xrt.errors import CacheError, CacheWarning, CompileFailed, CompileRefused, OptionError, PlanError
 from xrt.formats import onnx
 from xrt.graph import Constant, Function
@@ -36,6 +37,7 @@ from xrt.module import XRTModule, load
 from xrt.testing.generate import rename_values
 
 X = np.arange(4, dtype=np.float32)
+SAVING = ["tvm", "ort", "openvino", "xla", "iree"]
 
 
 @pytest.fixture
@@ -210,7 +212,7 @@ def test_a_directory_that_cannot_be_opened_costs_one_warning(engine: Saving, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ort", "openvino", "tvm", "xla", "iree"])
+@pytest.mark.parametrize("engine", SAVING)
 def test_no_temporary_folder_is_needed(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bundles are saved and loaded, and engines probed, where no folder for temporary files can be written to."""
     with XRTModule(chain(2), engine=engine, cache=CompileCache()) as module:
@@ -323,3 +325,43 @@ def test_a_new_directory_may_be_created_by_several_threads_at_once(tmp_path: Pat
             barrier = Barrier(8)
             writers = [pool.submit(write, tmp_path / f"{number}" / "cache", barrier) for _ in range(8)]
             assert [writer.exception() for writer in writers] == [None] * 8
+
+
+@pytest.mark.slow
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("limit", [False, True], ids=["a disk without room", "files that may not grow"])
+@pytest.mark.parametrize("spec", SAVING)
+def test_a_disk_without_room_ends_no_run(spec: str, limit: bool, tmp_path: Path) -> None:
+    completed = run_on_full_disk(tmp_path / "full", spec, limit=limit)
+    assert completed["results"] == (X + 15).tolist()
+    assert completed["left"] == []
+    assert "Traceback" not in completed["stderr"]
+    if not completed["mounted"]:  # files could not grow, or nobody may mount here
+        return
+    assert completed["writes"] == 0
+    of_cache = [warning for warning in completed["warnings"] if warning.startswith("the compile cache in ")]
+    assert len(set(of_cache)) == 1  # one from each cache that uses the folder
+    assert "could not be used: [Errno 28] No space left on device. XRT compiles what is missing" in of_cache[0]
+    assert completed["folder"] == ["CACHEDIR.TAG", "xrt-cache"]
+
+
+@pytest.mark.slow
+def test_an_object_goes_through_memory_and_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
+    engine = create("tvm")
+    executable = engine.compile(chain(1), CompileContext())
+    assert len(engine.save(executable, CompileContext(workdir=tmp_path))) > 10_000
+    with pytest.raises(OSError, match="No such file or directory"):
+        engine.save(executable, CompileContext(workdir=tmp_path / "gone"))
+
+
+def test_a_program_is_not_saved_where_its_object_might_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from xrt.engines.tvm import serialization
+
+    engine = create("tvm")
+    executable = engine.compile(chain(1), CompileContext())
+    monkeypatch.setattr(serialization.resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
+    with pytest.raises(CompileRefused) as caught:
+        engine.save(executable, CompileContext(workdir=tmp_path))
+    assert str(caught.value) == (
+        "LLVM ends the process if it cannot write a file, and this one may not write files over 1048576 bytes (ulimit -f)"
+    )
