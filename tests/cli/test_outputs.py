@@ -17,7 +17,7 @@ import pytest
 import xrt
 from tests.bench.test_page import Reader
 from tests.cli.commands import Command, write_model
-from tests.runtime.trace_format import read_trace
+from tests.runtime.test_program import read_trace
 from xrt.errors import BundleError, ModelError, OptionError
 from xrt.formats import onnx
 from xrt.formats.output import remove_dead_temporaries, replace_file, why_not_folder, why_not_writable

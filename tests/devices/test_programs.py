@@ -17,7 +17,7 @@ import xrt
 from tests.devices.models import Counter, Forked, Net, Two, numbers
 from tests.devices.worlds import TOY, World, listed, same, traffic, world
 from tests.partition.drawn import engine, function, node
-from tests.runtime.trace_format import read_trace
+from tests.runtime.test_program import read_trace
 from xrt import RunOptions
 from xrt.comparison import compare_all, tolerance_for
 from xrt.engines import CompileContext, Executable
