@@ -135,12 +135,9 @@ def test_conformance_runs_groups_and_alternates(command: Command) -> None:
         (["run", "mlp", "--threads", "0"], "Invalid value for '--threads': 0 is not in the range x>=1. `xrt run --help` lists"),
         (["run", "missing.onnx"], "cannot load 'missing.onnx': there is no such file"),
         (["run", "squeezenot"], "'squeezenot' is neither a file nor a shipped model. Did you mean 'squeezenet'? Shipped: bert, "),
-        (["run", "garbage.onnx"], "cannot load 'garbage.onnx': it is not an ONNX model: it does not parse as one"),
-        (["inspect", "."], "cannot load '.': it is a directory; name the file in it (empty.onnx, garbage.onnx, model.onnx)"),
         (["inspect"], "Missing argument 'MODEL'. `xrt inspect --help` lists the options"),
         (["inspect", "model.onnx", "more"], "Got unexpected extra argument (more)"),
         (["run", "model.onnx", "--seed", "-1"], "Invalid value for '--seed': -1 is not in the range x>=0."),
-        (["run", "model.onnx", "--pin", "x"], "'x' is not a pin; a pin reads like 'Conv|Gemm=ort' (force)"),
         (["run", "model.onnx", "--dump", "/proc/none"], "/proc/none: No such file or directory"),
         (["bench"], "Missing argument 'MODEL...'."),
         (["bench", "mlp", "-e", "ort with Conv=tvm"], "pin 'Conv=tvm' names engine 'tvm', which is not in the list: ort"),
@@ -155,7 +152,6 @@ def test_conformance_runs_groups_and_alternates(command: Command) -> None:
             "every engine is compared with 'toy{native=off}', which cannot be compared with itself; name others",
         ),
         (["doctor", "--bogus"], "xrt doctor has no option --bogus. `xrt doctor --help` lists the options"),
-        (["run", "model.onnx", "--engine", "ort,"], "the engine list 'ort,' has an empty element; write it like 'tvm,ort'"),
         (["run", "model.onnx", "--dim", "batch"], "--dim takes NAME=SIZE, such as batch=4; got 'batch'"),
         (["run", "model.onnx", "--dim", "bath=2"], "no input has a dimension 'bath'. Did you mean 'batch'? The model has: batch"),
         (["run", "model.onnx", "--input", "x=nothing.npy"], "there is no input file nothing.npy"),
@@ -163,10 +159,8 @@ def test_conformance_runs_groups_and_alternates(command: Command) -> None:
             ["run", "model.onnx", "--input", "x=model.onnx"],
             "model.onnx is not a .npy or .npz file of numbers: the magic string is not correct",
         ),
-        (["run", "model.onnx", "--device", "gpu"], "unknown device 'gpu'"),
         (["run", "model.onnx", "--engin", "ort"], "xrt run has no option --engin. Did you mean '--engine'? `xrt run --help`"),
         (["check", "empty.onnx"], "empty.onnx is an empty file, and `xrt check` takes a lockfile; `xrt lock MODEL -o FILE.lock`"),
-        (["conformance", "toy", "--alternate"], "nodes alternate between two engines or more; list another"),
         (
             ["conformance", "toy", "--cases", "nothing*", "--in-process"],
             "no test has a name like nothing*; names read like test_",
@@ -176,7 +170,6 @@ def test_conformance_runs_groups_and_alternates(command: Command) -> None:
 def test_an_error_is_a_line_and_exit_code_2(
     arguments: list[str], text: str, model: str, tmp_path: Path, command: Command
 ) -> None:
-    (tmp_path / "garbage.onnx").write_text("not a model")
     (tmp_path / "empty.onnx").touch()
     code, out, err = command(*arguments)
     assert (code, out) == (2, "")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import xrt
+from tests.exact_errors import raises_exactly
 from tests.hanging import Announcing, end_limits_at_hangs, is_running, wait_until
 from tests.module.test_faults import RIGHT, X, chain, lines, module
 from xrt.cache import CompileCache
@@ -202,29 +203,17 @@ def test_the_worker_ends_with_its_module() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("engines", "limits", "text"),
     [
-        ({"isolate": ["orr"]}, r"^isolate names 'orr', which is not in the list of engines. Did you mean 'ort'\?$"),
-        ({"isolate": [3]}, r"^isolate must be a list of engine names or specs, or 'all'; got \[3\]$"),
+        ([3], {}, "isolate must be a list of engine names or specs, or 'all'; got [3]"),
+        ("ort", {"time_limit": 0}, "time_limit must be a positive number or None; got 0"),
+        ("ort", {"memory_limit": 1.5}, "memory_limit must be a positive integer or None; got 1.5"),
+        ("ort", {"run": "yes"}, "run must be True or False; got 'yes'"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options: Any, text: str) -> None:
-    with pytest.raises(OptionError, match=text):
-        module("ort", **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"time_limit": 0}, "time_limit must be a positive number or None; got 0"),
-        ({"memory_limit": 1.5}, "memory_limit must be a positive integer or None; got 1.5"),
-        ({"run": "yes"}, "run must be True or False; got 'yes'"),
-    ],
-)
-def test_limits_that_cannot_be_are_refused(options: Any, text: str) -> None:
-    with pytest.raises(OptionError) as caught:
-        xrt.Isolation("ort", **options)
-    assert str(caught.value) == text
+def test_an_isolation_that_cannot_be_is_refused(engines: Any, limits: Any, text: str) -> None:
+    with raises_exactly(OptionError, text):
+        module("ort", isolate=xrt.Isolation(engines, **limits))
 
 
 def test_an_engine_that_no_other_process_can_import_is_refused() -> None:

@@ -207,24 +207,16 @@ def test_names_and_versions_of_models() -> None:
         parse_models(["a.xrt", "b/a.xrt"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["BUNDLE", "--batch", "x"], "--batch takes positive integers, such as 1,2,4; got 'x'"),
-        (["BUNDLE", "-e", "ort"], "a bundle has fixed engines; leave --engine out, or compile the model again"),
-        (["a b=BUNDLE"], "a model's name has letters, digits, '.', '-' and '_'; got 'a b': give name=path"),
-        (
-            ["BUNDLE", "--port", "PORT"],
-            "cannot listen on 127.0.0.1, port PORT: [Errno 98] Address already in use; choose another host or port",
-        ),
-    ],
-)
-def test_mistakes_on_the_command_line(
-    arguments: list[str], text: str, command: Any, bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes_on_the_command_line(command: Any, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LOG_VARIABLE, "info")  # the command leaves the logger as it is
     with closing(socket.create_server(("127.0.0.1", 0))) as used:
-        port = str(used.getsockname()[1])
-        typed = [argument.replace("BUNDLE", str(bundle)).replace("PORT", port) for argument in arguments]
-        code, _, err = command("serve", *typed)
-    assert (code, err.strip()) == (2, f"error: {text.replace('PORT', port)}")
+        port = used.getsockname()[1]
+        in_use = f"cannot listen on 127.0.0.1, port {port}: [Errno 98] Address already in use; choose another host or port"
+        for arguments, text in (
+            ((bundle, "--batch", "x"), "--batch takes positive integers, such as 1,2,4; got 'x'"),
+            ((bundle, "-e", "ort"), "a bundle has fixed engines; leave --engine out, or compile the model again"),
+            ((f"a b={bundle}",), "a model's name has letters, digits, '.', '-' and '_'; got 'a b': give name=path"),
+            ((bundle, "--port", port), in_use),
+        ):
+            code, _, err = command("serve", *arguments)
+            assert (code, err.strip()) == (2, f"error: {text}")
