@@ -19,17 +19,17 @@ from xrt.engines import CompileContext, GraphCompiler, Precision
 from xrt.engines.contract import registry
 from xrt.engines.toy import KernelContext, Run, Toy
 from xrt.errors import CalibrationError
-from xrt.formats.placement_file import BalancedValue, FormKind, PrecisionRecord
+from xrt.formats.placement_file import BalancedValue, FormKind, PrecisionRecord, QuantizedForm
 from xrt.graph import DType, Function, Node
 from xrt.models import load, sample_inputs
 from xrt.passes.quantize import list_balanced_values
 from xrt.passes.quantize.form import (
-    QuantizedForm,
     balance_values,
     fit_table,
     list_quantizable_nodes,
     make_planned_function,
     prepare_for_quantization,
+    quantize_form,
 )
 from xrt.placement import CostStore
 from xrt.placement.records import load_decision, store_decision
@@ -69,7 +69,7 @@ def test_balanced_channels_keep_a_budget_that_int8_breaks_with_no_node_in_float3
     assert not any(
         candidate.precision == "int8" and candidate.exact_count for candidate in record.plans
     )  # nodes are kept in the better form
-    if record.balance:
+    if record.form is not None and record.form.balance:
         store = CostStore(tmp_path)
         store_decision(result, request, store, reducer.ingredients)
         decision = load_decision(request, store, reducer.ingredients)
@@ -82,12 +82,12 @@ def test_each_form_is_made_again_from_the_record(kind: FormKind) -> None:
     prepared = prepare_for_quantization(MLP)
     batches = [sample_inputs(MLP, seed) for seed in range(4)]
     table = fit_table(xrt.calibrate(MLP, batches), prepared, MLP) if kind == "static" else None
-    form = QuantizedForm(table, frozenset({list_quantizable_nodes(prepared)[0][0]}), kind)
+    form = QuantizedForm(table, frozenset(), kind)
     results: dict[str, Any] = {"measure": "relative", "limit": 0.1, "precision": "int8", "data": "", "items": 4}
-    record = PrecisionRecord(**results, is_quantized=True, form=kind, table=table)
+    record = PrecisionRecord(**results, form=form)
     planned = make_planned_function(MLP, record)
-    assert planned.fingerprint == QuantizedForm(table, frozenset(), kind).apply(prepared).fingerprint
-    saved = form.apply(prepared)
+    assert planned.fingerprint == quantize_form(prepared, form).fingerprint
+    saved = quantize_form(prepared, form.replace(exact_nodes=frozenset({list_quantizable_nodes(prepared)[0][0]})))
     assert saved.fingerprint != planned.fingerprint
     with xrt.XRTModule(MLP, engine="ort") as exact, xrt.XRTModule(planned, engine="ort") as near:
         a, b = exact(**batches[0]), near(**batches[0])
@@ -185,7 +185,8 @@ def test_a_record_makes_the_same_weights_on_every_machine(reduce_range: bool, mo
     prepared = prepare_for_quantization(model)
     table = fit_table(xrt.calibrate(model, [sample_inputs(model, 0)]), prepared, model)
     results: dict[str, Any] = {"measure": "relative", "limit": 0.1, "precision": "int8", "data": "", "items": 4}
-    record = PrecisionRecord(**results, is_quantized=True, table=table, reduce_range=reduce_range)
+    form = QuantizedForm(table, reduce_range=reduce_range)
+    record = PrecisionRecord(**results, form=form)
     result = make_planned_function(model, record)
-    assert result.fingerprint == QuantizedForm(table, reduce_range=reduce_range).apply(prepared).fingerprint
+    assert result.fingerprint == quantize_form(prepared, form).fingerprint
     assert widest(result) == most

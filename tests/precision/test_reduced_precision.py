@@ -17,7 +17,7 @@ from xrt.cache.memory import wait_until_closed
 from xrt.engines import CompileContext, GraphCompiler, RunOptions
 from xrt.engines.contract import registry
 from xrt.errors import CalibrationError, InputError, RunFailed
-from xrt.formats.placement_file import ExactNodeRecord, PrecisionRecord, SearchRecord
+from xrt.formats.placement_file import PrecisionRecord, QuantizedForm, SearchRecord
 from xrt.graph import Constant, Function, NodePattern
 from xrt.models import load, sample_inputs
 from xrt.partition import partition
@@ -134,7 +134,7 @@ def test_nodes_that_cost_most_stay_in_float_until_the_error_is_in_the_budget() -
     )  # type: ignore[operator]
     within = [candidate for candidate in partial if candidate.outcome in ("won", "tie", "lost")]
     assert within and all(candidate.high is not None and candidate.high <= result.precision.limit for candidate in within)
-    if result.precision.is_quantized:
+    if result.precision.form is not None:
         assert all(
             candidate.op == "Gemm" and candidate.why == "its error" and candidate.error
             for candidate in result.precision.exact_nodes
@@ -171,15 +171,13 @@ def test_a_decision_is_used_without_calibrating_again(tmp_path: Path) -> None:
 
 def test_the_form_is_made_again_from_the_record() -> None:
     table = xrt.calibrate(MODEL, BATCHES)
-    exact = ExactNodeRecord(list_quantizable_nodes(prepare_for_quantization(MODEL))[0][0], "matmul_1", "Gemm")
-    record = PrecisionRecord(
-        measure="relative", limit=0.1, precision="int8", data="", items=4, is_quantized=True, exact_nodes=(exact,)
-    )
     prepared = prepare_for_quantization(MODEL)
-    planned = make_planned_function(MODEL, record.replace(table=fit_table(table, prepared, MODEL)))
+    form = QuantizedForm(fit_table(table, prepared, MODEL), frozenset({list_quantizable_nodes(prepared)[0][0]}))
+    record = PrecisionRecord(measure="relative", limit=0.1, precision="int8", data="", items=4, form=form)
+    planned = make_planned_function(MODEL, record)
     assert [node.op for node in planned.nodes].count("QuantizeLinear") == 3
     assert make_planned_function(MODEL, None) is MODEL
-    assert make_planned_function(MODEL, record.replace(is_quantized=False)) is MODEL
+    assert make_planned_function(MODEL, record.replace(form=None)) is MODEL
 
 
 def test_the_prepared_model_computes_the_same() -> None:

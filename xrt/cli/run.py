@@ -85,7 +85,7 @@ def run_command(model: str, target: Path | None, repeat: int, trace: Path | None
         threads = format_count(module.threads, "thread")
         precision = find_plan_precision(plan, build.engines.by_spec, build.engines.context) if verified else "fp32"
         record = None if build.tuned is None else build.tuned.precision
-        if record is not None and record.is_quantized:
+        if record is not None and record.form is not None:
             precision = "int8"
         if trace is not None:
             # Recorded after the timed calls: recording takes time, and on a device it waits for each region.

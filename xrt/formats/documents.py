@@ -42,7 +42,7 @@ class DocumentType(Generic[T]):
 
     def dumps(self, document: T) -> str:
         """Serialize a document; equal documents give equal text."""
-        return f"{_format_json({'kind': self.kind, **msgspec.to_builtins(document)}, '')}\n"
+        return f"{_format_json({'kind': self.kind, **msgspec.to_builtins(document, order='deterministic')}, '')}\n"
 
     def read_bytes(self, path: Path) -> bytes:
         """Read a file for `loads`; raises OSError, and DocumentError if it is not a regular file."""

@@ -74,11 +74,27 @@ class BalancedValue(Record, frozen=True, array_like=True):
     exponents: tuple[Annotated[int, Meta(ge=-64, le=64)], ...]
 
 
+class QuantizedForm(Record, frozen=True):
+    """How a model is quantized: the kind of quantization, its parameters, and the nodes that stay in float32."""
+
+    table: CalibrationTable | None = None
+    """Calibrated ranges of values; required for the kind ``static``, and None for other kinds."""
+    exact_nodes: frozenset[Count] = frozenset()
+    """Indices of the nodes of the prepared model that stay in float32."""
+    kind: FormKind = "static"
+    balance: tuple[BalancedValue, ...] = ()
+    """Values with balanced channels."""
+    reduce_range: bool = False
+    """Whether weights in integer products have 7 bits, for processors that accumulate byte products in 16 bits."""
+
+    def __post_init__(self) -> None:
+        if self.kind == "static" and self.table is None:
+            raise ValueError("needs a table for the kind 'static'")
+
+
 class ExactNodeRecord(Record, frozen=True):
     """A node that remains in float32."""
 
-    at: Count
-    """Index of the node in the prepared model, where normalizations and biases are merged into preceding operators."""
     name: Text
     op: Text
     error: Number | None = None
@@ -132,17 +148,12 @@ class PrecisionRecord(Record, frozen=True, kw_only=True):
     error: Number = 0.0
     high: Number | None = None
     worst: Number | None = None
-    is_quantized: bool = False
-    form: FormKind = "static"
-    reduce_range: bool = False
-    """Whether weights have 7 bits, for processors that accumulate byte products in 16 bits."""
-    balance: tuple[BalancedValue, ...] = ()
-    """Values with balanced channels in that form."""
+    form: QuantizedForm | None = None
+    """How the model is quantized; None if it is not."""
     exact_nodes: tuple[ExactNodeRecord, ...] = ()
     regions: tuple[RegionPrecision, ...] = ()
     plans: tuple[AttemptRecord, ...] = ()
     notes: tuple[str, ...] = ()
-    table: CalibrationTable | None = None
 
     def __str__(self) -> str:
         return f"{self.precision}: {self.measure} error {self.error:.3g} of at most {self.limit:.3g}, on {self.items} examples"

@@ -10,10 +10,17 @@ import numpy as np
 
 from xrt.cache import CompileCache
 from xrt.errors import CalibrationError, OptionError
+from xrt.formats.placement_file import QuantizedForm
 from xrt.graph import Function, hash_values
 from xrt.passes import infer_shapes
 from xrt.passes.quantize import list_calibrated_values
-from xrt.passes.quantize.form import DEFAULT_OPTIONS, QuantizedForm, fit_table, list_quantizable_nodes, prepare_for_quantization
+from xrt.passes.quantize.form import (
+    DEFAULT_OPTIONS,
+    fit_table,
+    list_quantizable_nodes,
+    prepare_for_quantization,
+    quantize_form,
+)
 from xrt.placement.engine_list import EngineList
 from xrt.precision.budget import ErrorBudget, PrecisionOptions, iter_examples, read_examples
 from xrt.precision.byte_sums import needs_reduced_range
@@ -76,7 +83,7 @@ def quantize_by_table(
         raise OptionError(f"nothing of model {function.name!r} is quantized: {why}")
     assert choice.table is not None  # measured by the module if the caller passed no table
     table = fit_table(choice.table, prepared, original)
-    return QuantizedForm(table, frozenset(exact), reduce_range=needs_reduced_range(engines)).apply(prepared)
+    return quantize_form(prepared, QuantizedForm(table, frozenset(exact), reduce_range=needs_reduced_range(engines)))
 
 
 def measure_ranges(declared: Function, settings: ModuleOptions, engines: EngineList) -> CalibrationTable:

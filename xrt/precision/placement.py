@@ -177,7 +177,7 @@ class _SearchRun:
             if winner is None or len(race.candidates) == 1:
                 race = self.exact.record
         summary = chosen.to_record()
-        record = PrecisionRecord(
+        precision = PrecisionRecord(
             measure=self.options.budget.name,
             limit=self.options.budget.limit,
             precision=chosen.precision,
@@ -188,17 +188,14 @@ class _SearchRun:
             error=summary.error or 0.0,
             high=summary.high,
             worst=summary.worst,
+            form=chosen.form,
             plans=tuple(attempt.to_record() for attempt in attempts),
             notes=tuple(dict.fromkeys(notes)),
         )
         if search is not None and chosen is not self.exact_attempt:
-            record = record.replace(
+            precision = precision.replace(
                 regions=tuple(_describe_regions(chosen, self.exact_attempt)), exact_nodes=tuple(_list_exact_nodes(search, chosen))
             )
-        form = chosen.form
-        if form is not None:
-            form_fields = {"form": form.kind, "reduce_range": form.reduce_range, "table": form.table, "balance": form.balance}
-            record = record.replace(is_quantized=True, **form_fields)
         # A provisional decision is measured again when there is more time, which may find a faster plan.
         is_provisional = chosen is self.exact_attempt and self.exact.record.is_provisional
         if search is not None and (search.is_cut_off or winner is None or rounds < RACE_RULES.least):
@@ -210,7 +207,7 @@ class _SearchRun:
             budget=self.request.budget,
             spent=self.exact.record.spent + time.perf_counter() - self.start_time,
             is_provisional=is_provisional,
-            precision=record,
+            precision=precision,
         )
 
 
@@ -242,7 +239,7 @@ def _list_exact_nodes(search: CandidateSearch, chosen: Attempt) -> Sequence[Exac
     for index in chosen.form.exact_nodes:
         node = search.prepared.nodes[index]
         reason = "asked for" if index in search.fixed else "its error"
-        records.append(ExactNodeRecord(index, node.name[:400], node.op, errors.get(node.name), reason))
+        records.append(ExactNodeRecord(node.name[:400], node.op, errors.get(node.name), reason))
     return sorted(records, key=lambda record: -(record.error or 0.0))
 
 

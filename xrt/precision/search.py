@@ -13,7 +13,7 @@ import numpy as np
 
 from xrt.cache import CompileCache
 from xrt.errors import CompileRefused, LockError
-from xrt.formats.placement_file import AttemptOutcome, AttemptRecord
+from xrt.formats.placement_file import AttemptOutcome, AttemptRecord, QuantizedForm
 from xrt.graph import Function, Node, TensorType, hash_values
 from xrt.measure.timing import time_call
 from xrt.partition import partition
@@ -21,13 +21,13 @@ from xrt.partition.partitioner import plan_from_assignment
 from xrt.passes.quantize import list_balanced_values, list_calibrated_values, why_not_quantized
 from xrt.passes.quantize.form import (
     DEFAULT_OPTIONS,
-    QuantizedForm,
     balance_values,
     find_balance,
     fit_balanced_table,
     fit_table,
     list_quantizable_nodes,
     prepare_for_quantization,
+    quantize_form,
 )
 from xrt.passes.quantize.packed import why_not_matrix
 from xrt.placement.profiler import run_once
@@ -356,9 +356,9 @@ class CandidateSearch:
         self, engine: GraphCompiler, form: QuantizedForm, has_bf16: bool, exact: Sequence[str] = (), model: Function | None = None
     ) -> Attempt:
         """Try a form on an engine, with the nodes ``exact`` in float32. ``model`` is the quantized model, if built already."""
-        form = replace(form, exact_nodes=form.exact_nodes | {self._quantizable_nodes[name] for name in exact})
+        form = form.replace(exact_nodes=form.exact_nodes | {self._quantizable_nodes[name] for name in exact})
         self.report(f"quantizing, with {len(form.exact_nodes)} nodes in float32")
-        plan = self.bench.plan_on(form.apply(self.prepared) if model is None else model, engine)
+        plan = self.bench.plan_on(quantize_form(self.prepared, form) if model is None else model, engine)
         precision = f"{describe_form(form)} and bf16" if has_bf16 else describe_form(form)
         return self._try(Attempt(plan, precision, (engine,), form, has_bf16, tuple(exact)))
 
@@ -551,7 +551,7 @@ def list_product_forms(
         kinds.append("stored8")
     for kind in kinds:
         form = QuantizedForm(None, fixed, kind, reduce_range=kind == "dynamic" and needs_reduced_range([engine]))
-        model = form.apply(prepared)
+        model = quantize_form(prepared, form)
         changed = (node for node in model.nodes if prepared.producer(node.outputs[0]) != node)
         if all(engine.why_not(node, model) is None for node in changed):
             yield form, model

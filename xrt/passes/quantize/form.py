@@ -1,16 +1,15 @@
-"""Quantize a prepared model as a placement record describes: kind of quantization, ranges, float32 nodes, balanced channels."""
+"""Quantize a prepared model in a `QuantizedForm`: kind of quantization, ranges, float32 nodes, balanced channels."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xrt.errors import CalibrationError
 from xrt.formats.calibration_table import ValueRange
-from xrt.formats.placement_file import BalancedValue, FormKind
+from xrt.formats.placement_file import BalancedValue
 from xrt.graph import Function, NodePattern, hash_values
 from xrt.passes import drop_dead_nodes, infer_shapes
 from xrt.passes.quantize.balancing import find_channel_factors, list_balanced_values, scale_channels
@@ -20,41 +19,28 @@ from xrt.passes.quantize.static import fold_batch_normalization, fuse_biases, qu
 
 if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
-    from xrt.formats.placement_file import PrecisionRecord
+    from xrt.formats.placement_file import PrecisionRecord, QuantizedForm
 
 
 DEFAULT_OPTIONS = QuantizationOptions()
 
 
-@dataclass(frozen=True)
-class QuantizedForm:
-    """How a model is quantized: the kind of quantization, its parameters, and the nodes that stay in float32."""
-
-    table: CalibrationTable | None = None
-    """Calibrated ranges of values; required for the kind ``static``, and None for other kinds."""
-    exact_nodes: frozenset[int] = frozenset()
-    """Indices of the nodes of the prepared model that stay in float32."""
-    kind: FormKind = "static"
-    balance: tuple[BalancedValue, ...] = ()
-    reduce_range: bool = False
-    """Whether weights in integer products have 7 bits, see `QuantizationOptions.reduce_range`."""
-
-    def apply(self, prepared: Function) -> Function:
-        """Quantize the result of `prepare_for_quantization`; raises CalibrationError if the table is of another model."""
-        names = [name for index, name in list_quantizable_nodes(prepared) if index not in self.exact_nodes]
-        if not names:
-            return prepared
-        include = (NodePattern(tuple(sorted(names)), by_name=True),)
-        # Dequantized weights cannot overflow, so they use all 8 bits.
-        reduce_range = self.reduce_range and self.kind in ("static", "dynamic")
-        options = QuantizationOptions(include=include, reduce_range=reduce_range)
-        balanced = balance_values(prepared, self.balance)
-        if self.kind == "static":
-            assert self.table is not None  # a static form always has a table
-            quantized = quantize(balanced, self.table, options)
-        else:
-            quantized = _REWRITES[self.kind](balanced, options)
-        return drop_dead_nodes(infer_shapes(quantized))
+def quantize_form(prepared: Function, form: QuantizedForm) -> Function:
+    """Quantize the result of `prepare_for_quantization`; raises CalibrationError if the table is of another model."""
+    names = [name for index, name in list_quantizable_nodes(prepared) if index not in form.exact_nodes]
+    if not names:
+        return prepared
+    include = (NodePattern(tuple(sorted(names)), by_name=True),)
+    # Dequantized weights cannot overflow, so they use all 8 bits.
+    reduce_range = form.reduce_range and form.kind in ("static", "dynamic")
+    options = QuantizationOptions(include=include, reduce_range=reduce_range)
+    balanced = balance_values(prepared, form.balance)
+    if form.kind == "static":
+        assert form.table is not None  # a static form always has a table
+        quantized = quantize(balanced, form.table, options)
+    else:
+        quantized = _REWRITES[form.kind](balanced, options)
+    return drop_dead_nodes(infer_shapes(quantized))
 
 
 _REWRITES = {"dynamic": quantize_dynamically, "packed8": pack_weights, "stored8": quantize_weights}
@@ -144,8 +130,6 @@ def fit_table(table: CalibrationTable, prepared: Function, original: Function) -
 
 def make_planned_function(function: Function, record: PrecisionRecord | None) -> Function:
     """Make the Function that is partitioned for a placement with this record: the model or its quantized form."""
-    if record is None or not record.is_quantized or (record.form == "static" and record.table is None):
+    if record is None or record.form is None:
         return function
-    exact_nodes = frozenset(node.at for node in record.exact_nodes)
-    form = QuantizedForm(record.table, exact_nodes, record.form, record.balance, record.reduce_range)
-    return form.apply(prepare_for_quantization(function))
+    return quantize_form(prepare_for_quantization(function), record.form)
