@@ -29,6 +29,7 @@ from xrt.formats.placement_file import (
     read_placement,
     write_placement,
 )
+from xrt.measure.timing import MeasuredCost
 
 RUNS = (NodeRange(0, "ort", 0, 3, "conv 1", "relu"), NodeRange(1, "xla{a=1}", 3, 1, "exp"), NodeRange(0, "ort", 4, 2, "a", "b"))
 LOCK = PlacementFile(
@@ -53,7 +54,7 @@ KEY = "0123456789abcdef" * 4
 RACED = CandidateRecord("ort", "won", 1e-3, regions=(1e-3,), is_baseline=True, plan=RUNS)
 SEARCH = SearchRecord(candidates=(RACED,), rounds=12, budget=20.0, spent=3.0, notes=("a note",), unmeasured={"tvm": "it hung"})
 DECISION = PlacementFile(engines={"ort": "1.31"}, search=SEARCH, declined=(DeclinedNodes("ort", "too new", (3, 4)),))
-COSTS = PlacementFile(costs=(RegionRecord(KEY, "ort", 0.0125, 0.012, 0.0131), RegionRecord(KEY, "a", why_not="b")))
+COSTS = PlacementFile(costs=(RegionRecord(KEY, "ort", MeasuredCost(0.0125, 0.012, 0.0131)), RegionRecord(KEY, "a", "b")))
 
 
 @pytest.mark.parametrize("document", [LOCK, LOCK.replace(values={"x": "../x.npy"}), DECISION, COSTS, PlacementFile()])
@@ -111,9 +112,9 @@ WRONG_LOCKS = [
 WRONG_COSTS = [
     (lambda f: f["costs"][0].update(region="abc"), "costs[0].region", "expected `str` matching regex"),
     (lambda f: f["costs"][0].update(region=KEY + "\n"), "costs[0].region", "expected `str` matching regex"),
-    (lambda f: f["costs"][0].update(high=0.0), "costs[0]", "needs low <= seconds <= high, and then no why_not"),
-    (lambda f: f["costs"][0].pop("low"), "costs[0]", "needs seconds, low and high, or why_not"),
-    (lambda f: f["costs"][0].update(why_not="a"), "costs[0]", "needs low <= seconds <= high, and then no why"),
+    (lambda f: f["costs"][0]["cost"].update(high=0.0), "costs[0].cost", "a measured cost needs 0 <= low <= seconds"),
+    (lambda f: f["costs"][0]["cost"].pop("low"), "costs[0].cost", "object missing required field `low`"),
+    (lambda f: f["costs"][0].update(is_wrong=True), "costs[0]", "needs a reason if it is wrong"),
 ]
 
 

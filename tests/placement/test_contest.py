@@ -15,9 +15,9 @@ from xrt.engines.contract import registry
 from xrt.formats.placement_file import CandidateRecord, SearchRecord
 from xrt.graph import shape_key
 from xrt.measure.statistics import compute_round_ratio, rotate
-from xrt.measure.timing import compute_median_interval, sample_call_times
+from xrt.measure.timing import MeasuredCost, compute_median_interval, sample_call_times
 from xrt.partition import Plan, partition
-from xrt.partition.cost_table import BOUNDARY, CostTable, MeasuredCost
+from xrt.partition.cost_table import BOUNDARY, CostTable
 from xrt.partition.partitioner import plan_from_assignment
 from xrt.placement.race import Entrant, StoppingRule, make_candidate, run_interleaved, select_winner
 from xrt.placement.report import CostReport, make_report

@@ -28,9 +28,10 @@ from xrt.cache import CompileCache
 from xrt.engines.contract import registry
 from xrt.errors import CacheWarning, NativeWarning, PlacementFileError
 from xrt.formats.placement_file import CandidateRecord, SearchRecord, dumps, loads
+from xrt.measure.timing import MeasuredCost
 from xrt.module import XRTModule
 from xrt.module.lockfile import LockedPlacement
-from xrt.partition.cost_table import CostTable, MeasuredCost
+from xrt.partition.cost_table import CostTable
 from xrt.placement import CostStore, TuningResult, records
 from xrt.placement.profiler import LocalRunner
 from xrt.placement.race import make_candidate

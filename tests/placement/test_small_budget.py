@@ -17,9 +17,8 @@ from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import CompileFailed, PlacementWarning, RunFailed
 from xrt.formats.placement_file import SearchRecord
 from xrt.graph import Function, Node
-from xrt.measure.timing import compute_median_interval, time_call
+from xrt.measure.timing import MeasuredCost, compute_median_interval, time_call
 from xrt.partition import Plan
-from xrt.partition.cost_table import MeasuredCost
 from xrt.partition.partitioner import plan_from_assignment
 from xrt.placement import CostStore, TuningBudget
 from xrt.placement.race import Entrant, StoppingRule, select_winner

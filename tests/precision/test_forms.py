@@ -186,7 +186,6 @@ def test_a_record_makes_the_same_weights_on_every_machine(reduce_range: bool, mo
     table = fit_table(xrt.calibrate(model, [sample_inputs(model, 0)]), prepared, model)
     results: dict[str, Any] = {"measure": "relative", "limit": 0.1, "precision": "int8", "data": "", "items": 4}
     form = QuantizedForm(table, reduce_range=reduce_range)
-    record = PrecisionRecord(**results, form=form)
-    result = make_planned_function(model, record)
+    result = make_planned_function(model, PrecisionRecord(**results, form=form))
     assert result.fingerprint == quantize_form(prepared, form).fingerprint
     assert widest(result) == most

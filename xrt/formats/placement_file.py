@@ -20,6 +20,7 @@ from xrt.formats.calibration_table import CalibrationTable
 from xrt.formats.documents import DocumentError, DocumentType
 from xrt.formats.output import replace_file
 from xrt.measure.statistics import RatioInterval
+from xrt.measure.timing import MeasuredCost
 
 __all__ = ["PlacementFile", "PrecisionRecord", "ServingConfiguration", "dumps", "loads", "read_placement", "write_placement"]
 
@@ -288,19 +289,13 @@ class RegionRecord(Record, frozen=True):
     region: Key
     """Shape key of its Function."""
     engine: NonEmptyText
-    seconds: Number | None = None
-    low: Number | None = None
-    high: Number | None = None
-    why_not: Text = ""
-    """Why there is no cost; empty if there is one."""
+    cost: MeasuredCost | NonEmptyText
+    """The cost, or the reason why there is none."""
     is_wrong: bool = False  # whether the region ran, but its results differ from the expected ones
 
     def __post_init__(self) -> None:
-        if self.seconds is None or self.low is None or self.high is None:
-            if not self.why_not:
-                raise ValueError("needs seconds, low and high, or why_not")
-        elif self.why_not or not self.low <= self.seconds <= self.high:
-            raise ValueError("needs low <= seconds <= high, and then no why_not")
+        if self.is_wrong and isinstance(self.cost, MeasuredCost):
+            raise ValueError("needs a reason if it is wrong")
 
 
 Quantity: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]

@@ -20,6 +20,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from xrt.errors import OptionError
+
 Call: TypeAlias = Callable[[], object]
 Clock: TypeAlias = Callable[[], float]
 SAMPLE_SECONDS = 0.002
@@ -131,6 +133,32 @@ def _is_narrow(samples: Sequence[float]) -> bool:
         return False
     median, low, high = compute_median_interval(samples)
     return high - low <= MAX_INTERVAL_WIDTH * median
+
+
+MAX_SECONDS = 1e9  # anything longer is an error of the clock
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCost:
+    """Seconds per run of a region including its launch, with the confidence interval ``low`` to ``high``.
+
+    Raises OptionError unless ``0 <= low <= seconds <= high`` and all are finite.
+    """
+
+    seconds: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not all(type(value) in (int, float) for value in (self.seconds, self.low, self.high)):
+            raise OptionError(f"a measured cost is three numbers of seconds; got {self.seconds!r}, {self.low!r}, {self.high!r}")
+        if not 0 <= self.low <= self.seconds <= self.high <= MAX_SECONDS:
+            values = f"seconds={self.seconds}, low={self.low}, high={self.high}"
+            raise OptionError(f"a measured cost needs 0 <= low <= seconds <= high <= {MAX_SECONDS:g}; got {values}")
+
+    @classmethod
+    def exactly(cls, seconds: float) -> MeasuredCost:
+        return cls(seconds, seconds, seconds)
 
 
 def compute_median_interval(samples: Sequence[float]) -> tuple[float, float, float]:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
+    from xrt.measure.timing import MeasuredCost as MeasuredCost
     from xrt.partition.clustering import DependencyGraph as DependencyGraph
-    from xrt.partition.cost_table import CostTable as CostTable, MeasuredCost as MeasuredCost, RegionCost as RegionCost
+    from xrt.partition.cost_table import CostTable as CostTable, RegionCost as RegionCost
     from xrt.partition.options import ClusteringOptions as ClusteringOptions, Pin as Pin
     from xrt.partition.partitioner import (
         map_nodes_to_engines as map_nodes_to_engines,

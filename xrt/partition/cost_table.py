@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from xrt.errors import OptionError, PlacementFileError
 from xrt.graph import FrozenDict
+from xrt.measure.timing import MeasuredCost
 
 if TYPE_CHECKING:
     from xrt.formats.placement_file import PlacementFile
@@ -21,30 +22,6 @@ One dispatch, and the measured cost of cutting at a value of 3 MB without a copy
 pairs of seven engines measured 0 to 30 us, median 0.8 us, with noise of the same size, so all pairs share these numbers.
 """
 MAX_REASON_CHARACTERS = 2000  # longer ones are cut: a library's error may be a page
-MAX_SECONDS = 1e9  # anything longer is an error of the clock
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredCost:
-    """Seconds per run of a region including its launch, with the confidence interval ``low`` to ``high``.
-
-    Raises OptionError unless ``0 <= low <= seconds <= high`` and all are finite.
-    """
-
-    seconds: float
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        if not all(type(value) in (int, float) for value in (self.seconds, self.low, self.high)):
-            raise OptionError(f"a measured cost is three numbers of seconds; got {self.seconds!r}, {self.low!r}, {self.high!r}")
-        if not 0 <= self.low <= self.seconds <= self.high <= MAX_SECONDS:
-            values = f"seconds={self.seconds}, low={self.low}, high={self.high}"
-            raise OptionError(f"a measured cost needs 0 <= low <= seconds <= high <= {MAX_SECONDS:g}; got {values}")
-
-    @classmethod
-    def exactly(cls, seconds: float) -> MeasuredCost:
-        return cls(seconds, seconds, seconds)
 
 
 class WrongResult(str):
@@ -79,7 +56,10 @@ class CostTable:
     def to_document(self) -> PlacementFile:
         from xrt.formats.placement_file import PlacementFile, RegionRecord
 
-        regions = (RegionRecord(*subject, **_make_record_fields(self.regions[subject])) for subject in sorted(self.regions))
+        regions = []
+        for subject, cost in sorted(self.regions.items(), key=lambda item: item[0]):
+            is_wrong = isinstance(cost, WrongResult)
+            regions.append(RegionRecord(*subject, cost if isinstance(cost, MeasuredCost) else str(cost), is_wrong))
         return PlacementFile(costs=tuple(regions))
 
     @classmethod
@@ -88,19 +68,10 @@ class CostTable:
         records = document.costs
         if records is None:
             raise PlacementFileError("it has no section 'costs', so it is not a cost table")
-        regions: dict[tuple[str, str], RegionCost] = {}
-        for x in records:
-            reason = WrongResult(x.why_not) if x.is_wrong else x.why_not
-            regions[x.region, x.engine] = reason or MeasuredCost(x.seconds, x.low, x.high)  # type: ignore[arg-type]  # no reason: numbers
+        regions = {(x.region, x.engine): WrongResult(x.cost) if x.is_wrong else x.cost for x in records}
         if len(regions) != len(records):
             raise PlacementFileError("costs: a cost is listed twice", position="costs")
         return cls(regions)
-
-
-def _make_record_fields(cost: RegionCost) -> dict[str, Any]:
-    if isinstance(cost, str):
-        return {"why_not": str(cost), "is_wrong": isinstance(cost, WrongResult)}
-    return {"seconds": float(cost.seconds), "low": float(cost.low), "high": float(cost.high)}
 
 
 def _check_cost(subject: tuple[str, str], cost: object) -> RegionCost:

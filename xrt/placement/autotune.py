@@ -21,10 +21,10 @@ from xrt.errors import InputError, OptionError, PlacementWarning, PlanError, XRT
 from xrt.formats.placement_file import SearchRecord
 from xrt.graph import Function
 from xrt.html.views import format_count
-from xrt.measure.timing import compute_median_interval
+from xrt.measure.timing import MeasuredCost, compute_median_interval
 from xrt.operators.sample_inputs import sample_inputs
 from xrt.partition import Plan, partition
-from xrt.partition.cost_table import LAUNCH, CostTable, MeasuredCost, WrongResult
+from xrt.partition.cost_table import LAUNCH, CostTable, WrongResult
 from xrt.partition.partitioner import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
 from xrt.placement import choose_requests, predict_cost, propose_plans
 from xrt.placement.profiler import (

@@ -17,10 +17,10 @@ from xrt.cache import CompileCache
 from xrt.engines.contract.proxy import RecordedSupportEngine, load_engine
 from xrt.errors import CompileFailed, CompileRefused, EngineError, InputError, OptionError, OutOfDeviceMemory, RunFailed, XRTError
 from xrt.graph import Function, TensorType
-from xrt.measure.timing import Clock, compute_median_interval, sample_call_times
+from xrt.measure.timing import Clock, MeasuredCost, compute_median_interval, sample_call_times
 from xrt.operators import is_deterministic
 from xrt.partition import partition
-from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost, WrongResult
+from xrt.partition.cost_table import CostTable, RegionCost, WrongResult
 from xrt.partition.support_matrix import classify_nodes, query_engine
 from xrt.placement.result import NOT_MEASURED
 from xrt.placement.search import UNCERTAINTY

@@ -20,9 +20,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from xrt.graph import Function, shape_key
+from xrt.measure.timing import MeasuredCost
 from xrt.operators import Trait, has_trait
 from xrt.partition.clustering import DependencyGraph, QuotientGraph, find_engine_sequence, minimize_cut
-from xrt.partition.cost_table import BOUNDARY, LAUNCH, CostTable, MeasuredCost
+from xrt.partition.cost_table import BOUNDARY, LAUNCH, CostTable
 from xrt.partition.fold import extract_subgraph
 from xrt.partition.partitioner import plan_from_assignment
 from xrt.partition.support_matrix import EligibleEngines
