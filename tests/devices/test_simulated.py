@@ -36,21 +36,20 @@ def read(ordered: bool, order: Order = "late", free: bool = False) -> None:
             np.testing.assert_array_equal(there.download(result), X + 1)
 
 
-@pytest.mark.parametrize("order", ["eager", "random"])
-def test_a_read_that_nothing_orders_after_the_write_is_a_race(order: Order) -> None:
-    read(ordered=True, order=order)
-    with pytest.raises(AssertionError, match=r"add reads what is written on stream \d+, and nothing orders stream"):
-        read(ordered=False, order="eager")
-
-
-def test_a_read_before_the_write_finds_nothing() -> None:
-    with pytest.raises(AssertionError, match="Arrays are not equal"):
-        read(ordered=False, order="late")
-
-
-def test_memory_that_is_freed_while_another_stream_reads_it_is_a_race() -> None:
-    with pytest.raises(AssertionError, match="the next owner writes what is read"):
-        read(ordered=True, free=True)
+@pytest.mark.parametrize(
+    ("ordered", "order", "free", "text"),
+    [
+        (False, "eager", False, r"add reads what is written on stream \d+, and nothing orders stream"),
+        (False, "late", False, "Arrays are not equal"),
+        (True, "late", True, "the next owner writes what is read"),
+    ],
+    ids=["nothing orders it", "nothing is there yet", "freed meanwhile"],
+)
+def test_a_read_on_another_stream_is_seen_as_a_race(ordered: bool, order: Order, free: bool, text: str) -> None:
+    for fine in ("eager", "random"):
+        read(ordered=True, order=fine)
+    with pytest.raises(AssertionError, match=text):
+        read(ordered, order, free)
 
 
 def test_pinned_memory_that_is_given_back_before_its_copy_is_spoilt() -> None:

@@ -93,7 +93,6 @@ PRECISIONS = "precision must be one of fp32, fp16, bf16, int8; got 'fp61'. Did y
     [
         (ExecutionOptions, {"precision": "fp61"}, PRECISIONS),
         (ExecutionOptions, {"threads": 0}, "threads must be a positive integer or None; got 0"),
-        (ExecutionOptions, {"threads": True}, "threads must be a positive integer or None; got True"),
         (Ranged, {"effort": 4}, "effort of engine 'ranged' must be an integer from 0 to 3; got 4"),
         (Ranged, {"effort": True}, "effort of engine 'ranged' must be an integer from 0 to 3; got True"),
         (Ranged, {"seconds": 0}, "seconds of engine 'ranged' must be a positive number or None; got 0"),

@@ -15,15 +15,17 @@ import pytest
 from tests.engines import written
 from tests.engines.written import function, node, one, resident, tensor
 from tools.known_failures import list_known_issues
-from xrt.engines import RunOptions
+from xrt.engines import CompileContext, RunOptions
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.known_issues import KnownIssue
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import CompileRefused, DeviceError
 from xrt.graph import DType, Function, Node, SequenceType, TensorType
 from xrt.passes import infer_shapes
+from xrt.runtime.devices import device
 from xrt.testing import ConformanceCase, node_cases
 from xrt.testing.corpus import CorpusEntry, find_entry
+from xrt.testing.simulated import simulate_devices
 
 
 def compiled(engine: str, f: Function) -> Any:
@@ -202,7 +204,6 @@ REFUSED = [
     ("openvino", one("Relu", None), "the type of input 'x0' is not known"),
     ("openvino", one("Identity", TEXTS, output=TEXTS), r"'x0' is string\[2\]"),
     ("iree", one("Identity", TEXTS, output=TEXTS), r"^IREE does not support 'main': a value of type string\[2\] has no MLIR"),
-    ("iree", one("Relu", tensor(None, 3)), "^IREE does not support 'main': the shape of 'x0' is not known before the run$"),
 ]
 
 
@@ -210,6 +211,20 @@ REFUSED = [
 def test_what_cannot_cross_is_refused_at_compile(engine: str, f: Function, text: str) -> None:
     with pytest.raises(CompileRefused, match=text):
         compiled(engine, f)
+
+
+@pytest.mark.parametrize(
+    ("engine", "text"),
+    [
+        ("ort", "ONNX Runtime needs addresses of arrays, which cuda:0 does not have"),
+        ("tvm", "TVM cannot use cuda:0: its arrays have no memory addresses"),
+    ],
+)
+def test_a_device_without_addresses_is_refused(engine: str, text: str) -> None:
+    with simulate_devices(), pytest.raises(CompileRefused, match=f"^{text}$"):
+        registry.create(engine).compile(
+            infer_shapes(one("Neg", tensor(4))), CompileContext(device="cuda:0", accelerator=device("cuda"))
+        )
 
 
 VERSIONS = {"toy": {"numpy", "onnx"}, "tvm": {"tvm", "llvm", "tvm-ffi"}, "iree": {"iree-base-compiler", "iree-base-runtime"}}

@@ -34,7 +34,6 @@ from xrt.operators import ensure_computed_outputs
 from xrt.passes import infer_shapes
 from xrt.testing import node_cases
 from xrt.testing.corpus.entry import graph, node
-from xrt.testing.simulated import simulate_devices
 
 X, W = numbers(3, 4), numbers(4, 5, seed=1)
 
@@ -245,13 +244,6 @@ def test_a_build_without_cuda_says_so_in_the_plan(monkeypatch: pytest.MonkeyPatc
         xrt.XRTModule(Net(), "ort", "cuda", strict=True, cache=CompileCache()).plan_for(X, W)
     with pytest.raises(EngineUnavailable, match=r"^engine 'tensorrt' cannot serve: this build of .* has no Tensorrt"):
         xrt.engines.contract.registry.create("tensorrt")
-
-
-def test_a_device_without_addresses_is_refused() -> None:
-    with simulate_devices():
-        context = CompileContext(device="cuda:0", accelerator=xrt.runtime.device("cuda"))
-        with pytest.raises(CompileRefused, match=r"^ONNX Runtime needs addresses of arrays, which cuda:0 does not have$"):
-            Ort().compile(traced(), context)
 
 
 def test_what_the_provider_gets_wrong_or_cannot_bind_is_declined_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,14 +46,6 @@ int getaddrinfo(const char *node, const char *service, const struct addrinfo *hi
   note("getaddrinfo", node);
   return EAI_FAIL;
 }
-struct hostent *gethostbyname(const char *name) {
-  note("gethostbyname", name);
-  return NULL;
-}
-struct hostent *gethostbyname2(const char *name, int family) {
-  note("gethostbyname2", name);
-  return NULL;
-}
 int connect(int socket, const struct sockaddr *address, socklen_t length) {
   if (address->sa_family == AF_INET || address->sa_family == AF_INET6) {
     note("connect", "an address");

@@ -19,10 +19,9 @@ from tests.engines.test_forked import status_of
 from tests.engines.test_torch import INT, TORCH
 from tests.engines.written import Array, function, node, one, tensor
 from xrt.engines import CompileContext, Executable
-from xrt.engines.contract import registry
 from xrt.engines.torch import Torch
 from xrt.engines.torch.inductor import why_no_cxx_compiler
-from xrt.errors import CompileRefused, OptionError
+from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, TensorType
 from xrt.processes import list_descendants
 from xrt.testing import ResultWord
@@ -31,14 +30,6 @@ INDUCTOR = Torch("inductor")
 
 
 why = partial(written.why, INDUCTOR)
-
-
-def test_the_mode_is_an_option() -> None:
-    assert registry.create("torch{mode=inductor}") == INDUCTOR and INDUCTOR.spec == "torch{mode=inductor}"
-    with pytest.raises(
-        OptionError, match=r"mode of engine 'torch' must be one of eager, inductor; got 'inducter'\. Did you mean 'inductor'\?"
-    ):
-        Torch("inducter")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ from xrt.formats.onnx.inference import infer_node_types
 from xrt.graph import Function
 from xrt.passes import infer_shapes
 from xrt.testing.generate import rename_values
-from xrt.testing.simulated import simulate_devices
 
 
 def traced(build: Any, *inputs: Any) -> Function:
@@ -129,13 +128,6 @@ def test_a_plan_needs_no_gpu() -> None:
     assert [launch.engine for launch in plan.launches] == ["tvm"] and "; device cuda:0" in str(plan)
     with pytest.raises(PlanError, match="ignores streams"):
         xrt.XRTModule(traced(top, numbers(4, 8)), "tvm", "cuda", strict=True, cache=CompileCache()).plan_for(numbers(4, 8))
-
-
-def test_a_device_without_addresses_is_refused() -> None:
-    with simulate_devices():
-        context = CompileContext(device="cuda:0", accelerator=xrt.runtime.device("cuda"))
-        with pytest.raises(CompileRefused, match=r"^TVM cannot use cuda:0: its arrays have no memory addresses$"):
-            Tvm().compile(MODELS["chain"][0], context)
 
 
 def test_a_runtime_that_does_not_load_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

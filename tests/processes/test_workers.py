@@ -224,22 +224,18 @@ def child(entry: str, *arguments: str, **more: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_child_imports_from_where_its_parent_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "only_there.py").write_text("import sys\ndef main(*given):\n    print(*given, sys.flags.safe_path)\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert child("only_there:main", "a", "b c") == "a b c True\n"
-
-
-def test_a_child_is_not_asked_to_turn_to_a_person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    startup = tmp_path / "startup.py"
-    startup.write_text("print('started up')")
-    monkeypatch.setenv("PYTHONSTARTUP", str(startup))
+def test_a_child_imports_from_where_its_parent_does_and_turns_to_no_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "startup.py").write_text("print('started up')")
+    monkeypatch.setenv("PYTHONSTARTUP", str(tmp_path / "startup.py"))
     monkeypatch.setenv("PYTHONINSPECT", "1")
-    (tmp_path / "shown.py").write_text(
-        "from os import environ\ndef main():\n    print(*map(environ.get, ['PYTHONINSPECT', 'PYTHONSTARTUP', 'KEPT']))\n"
+    (tmp_path / "only_there.py").write_text(
+        "import sys\nfrom os import environ\ndef main(*given):\n"
+        "    print(*given, sys.flags.safe_path, *map(environ.get, ['PYTHONINSPECT', 'PYTHONSTARTUP', 'KEPT']))\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert child("shown:main", KEPT="x") == "None None x\n"
+    assert child("only_there:main", "a", "b c", KEPT="x") == "a b c True None None x\n"
 
 
 def test_the_users_own_search_path_holds_in_a_child(folder: Path) -> None:

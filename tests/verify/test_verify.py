@@ -186,12 +186,9 @@ def test_packed_weights_are_verified_at_the_tolerance_of_floats(form: dict[str, 
 def test_what_a_deprecated_form_means_is_left_open(tmp_path: Path) -> None:
     """ONNX Runtime and the description of its operator disagree on zero points with blocks of rows."""
     function = make_packed(groups=True, zeros=True)
-    with xrt.XRTModule(function, ["ort"], cache=tmp_path, threads=1) as m, pytest.raises(CompileRefused) as caught:
+    text = r"^engine 'toy' does not support node 'packed_product' \(com.microsoft.MatMulNBits\): the onnx package has no "
+    with xrt.XRTModule(function, ["ort"], cache=tmp_path, threads=1) as m, pytest.raises(CompileRefused, match=text):
         m.verify(draw(function))
-    assert str(caught.value) == (
-        "engine 'toy' does not support node 'packed_product' (com.microsoft.MatMulNBits): the onnx package has no operator "
-        "'MatMulNBits' in version 1 of domain 'com.microsoft'"
-    )
 
 
 @pytest.mark.full

@@ -110,11 +110,9 @@ def linear() -> Iterator[Case]:
         options = {"coefficients": draw(3).tolist(), "intercepts": [0.25], "post_transform": how}
         yield case("LinearClassifier", [draw(5, 3)], options | list_labels(2, texts))
     for targets, intercepts in product((1, 2), (False, True)):
-        weights, bias = draw(targets, 3), draw(targets) * intercepts
-        options = {"coefficients": weights.reshape(-1).tolist(), "targets": targets}
-        options |= {"intercepts": bias.tolist()} if intercepts else {}
-        formula = lambda x, w=weights, b=bias: (x @ w.T + b).astype(np.float32)
-        yield case("LinearRegressor", [draw(5, 3)], options, formula=formula)
+        options = {"coefficients": draw(targets * 3).tolist(), "targets": targets}
+        options |= {"intercepts": draw(targets).tolist()} if intercepts else {}
+        yield case("LinearRegressor", [draw(5, 3)], options)
     yield case(
         "LinearRegressor",
         [GENERATOR.integers(-5, 5, (4, 2))],
