@@ -20,7 +20,7 @@ import xrt
 from tests.cache.saving import chain
 from tests.exact_errors import raises_exactly
 from tests.laws.test_laws import bounded, living
-from tests.malformed_inputs.resealed import reseal
+from tests.malformed_inputs.mutators import reseal
 from tests.module.small_models import Affine
 from xrt.cache import CompileCache
 from xrt.comparison import BIT_EQUAL, compare_all
