@@ -23,7 +23,7 @@ from tests.verify.wrong import Wrong, long_model, numbers
 from xrt import XRTModule
 from xrt.cache import CompileCache
 from xrt.cli import engines as engines_module
-from xrt.engines import EngineStatus
+from xrt.engines import EngineStatus, split_specs
 from xrt.errors import EngineError, XRTWarning
 from xrt.formats import onnx
 from xrt.logging import configure_logging
@@ -318,6 +318,23 @@ def test_a_wrong_engine(long_path: str, tmp_path: Path, command: Command, monkey
     assert code == 1
     assert "differs on 1 node: 'n9' (Atan)" in out and out.endswith(f"written to {tmp_path / 'case'}\n")
     assert (tmp_path / "case" / "test_data_set_0" / "input_0.pb").exists()
+
+
+@pytest.mark.full
+def test_a_crash_while_verifying_is_a_warning_a_strict_error_and_bisecting_it_a_finding(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    engines = [FaultyEngine(how="kill", takes="Exp|Neg"), "ort"]
+    monkeypatch.setattr("xrt.cli.options.split_specs", lambda text: engines if text == "planted" else split_specs(text))
+    model = write_model(tmp_path / "model.onnx", (2, 3), "Abs", "Neg", "Exp", "Cos", "Sqrt")
+    ended = "its process was ended by SIGKILL: a crash, or the system had no memory left"
+    arguments = (model, "-e", "planted", "--isolate", "all", "--isolate-run", "--time-limit", "10m", "--memory-limit", "64GB")
+    code, out, err = command("verify", *arguments)
+    assert code == 0 and "xrt_ort_0" in out and f" failed to run xrt_faulty_1: {ended}; node" in err
+    code, _, err = command("verify", *arguments, "--strict")
+    assert code == 2 and err.endswith(f" failed to run xrt_faulty_1: {ended}\n")
+    code, out, _ = command("bisect", *arguments)
+    assert code == 1 and "1 node" in out and ended in out
 
 
 def test_the_default_engine_is_compared(long_path: str, command: Command) -> None:

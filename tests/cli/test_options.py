@@ -19,6 +19,7 @@ from tests.integrations.models import write_classifier
 from tests.serve.serving import double
 from xrt.bench.targets import set_dims
 from xrt.cli.app import cli
+from xrt.cli.tune import bench_command
 from xrt.errors import ModelError
 from xrt.formats import onnx
 from xrt.formats.bundle import load_model
@@ -251,3 +252,23 @@ def test_the_batch_sizes_named_and_unnamed_first_axes(shapes: list[tuple[Dim, ..
     inputs = tuple(Value(f"x{place}", TensorType(DType.FLOAT32, shape)) for place, shape in enumerate(shapes))
     function = set_dims(Function(inputs, inputs, opsets={"": 20}), {"batch": 8})
     assert [value.type.shape for value in function.inputs] == sized  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--isolate", "orr"), "isolate names 'orr', which is not in the list of engines. Did you mean 'ort'?"),
+        (("--isolate", ""), "the engine list '' has an empty element; write it like 'tvm,ort'"),
+        (("--isolate-run",), "--isolate-run is for engines in worker processes; name them with --isolate"),
+        (("--time-limit", "0", "--isolate", "ort"), "--time-limit takes a time such as 60s or 2m; got '0'"),
+        (("--time-limit", "3"), "--time-limit is for engines in worker processes; name them with --isolate"),
+        (("--memory-limit", "much"), "--memory-limit takes a size such as 500MB or 4GB; got 'much'"),
+    ],
+)
+def test_an_isolation_that_cannot_be_is_refused(model: str, arguments: tuple[str, ...], text: str, command: Command) -> None:
+    assert command("run", model, "-e", "ort", *arguments)[::2] == (2, f"error: {text}\n")
+
+
+def test_bench_has_no_isolation() -> None:
+    """Each of its candidates has a process of its own, whatever is asked."""
+    assert {"isolate", "isolate_run", "memory_limit"}.isdisjoint(option.name for option in bench_command.params)

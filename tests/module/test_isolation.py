@@ -17,6 +17,7 @@ from tests.exact_errors import raises_exactly
 from tests.hanging import Announcing, end_limits_at_hangs, is_running, wait_until
 from tests.module.test_faults import RIGHT, X, chain, lines, module
 from xrt.cache import CompileCache
+from xrt.comparison import BIT_EQUAL, compare_all
 from xrt.engines import CompileContext, ExecutionOptions
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.shared_values import put_values, read_values
@@ -170,7 +171,7 @@ def test_byte_strings_are_texts(given: Any) -> None:
 
 
 def test_values_of_every_kind_pass() -> None:
-    results = [
+    values = [
         np.array(3.5),
         np.zeros((0, 4), np.int8),
         np.array([[1, 2], [3, 4]], np.uint16).T,
@@ -179,12 +180,7 @@ def test_values_of_every_kind_pass() -> None:
         [np.arange(3), [np.array([True])]],
         None,
     ]
-    result = passed(results)
-    for mine, theirs in zip(result[:5], results[:5], strict=True):
-        assert isinstance(theirs, np.ndarray)
-        assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
-        np.testing.assert_array_equal(mine, theirs)
-    assert [result[5][0].tolist(), result[5][1][0].tolist(), result[6]] == [[0, 1, 2], [True], None]
+    assert compare_all(passed(values), values, BIT_EQUAL)
 
 
 def test_the_worker_ends_with_its_module() -> None:
