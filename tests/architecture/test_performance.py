@@ -14,12 +14,6 @@ from tools.performance_record import BENCHMARKS, BY_NAME, Benchmark, Record
 RECORD = Record.read()
 
 
-def judgeable(record: Record = RECORD) -> Record:
-    """Return the record as if every benchmark had run with the arguments of a full run."""
-    entries = {name: replace(entry, arguments=BY_NAME[name].arguments) for name, entry in record.entries.items()}
-    return replace(record, entries=entries)
-
-
 def test_the_page_is_what_the_record_makes() -> None:
     assert PAGE.read_text(encoding="utf-8") == make_page(RECORD), "say: python -m tools.write_performance --from-record"
 
@@ -48,7 +42,8 @@ def test_the_record_tells_nothing_of_whose_machine_it_was() -> None:
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)
 def test_every_benchmark_is_judged_and_only_after_a_full_run(benchmark: Benchmark) -> None:
-    verdicts = list_verdicts(benchmark, judgeable())
+    entries = {name: replace(entry, arguments=BY_NAME[name].arguments) for name, entry in RECORD.entries.items()}
+    verdicts = list_verdicts(benchmark, replace(RECORD, entries=entries))
     assert verdicts and all(verdict.target and verdict.figure for verdict in verdicts)
     quick = RECORD.add(benchmark.name, replace(RECORD.entries[benchmark.name], arguments=benchmark.quick))
     assert list_verdicts(benchmark, quick) == []

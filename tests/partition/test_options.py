@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -268,23 +269,11 @@ def test_what_is_made_of_constants_is_distinguished_by_how_it_is_made() -> None:
     assert sorted(requests) == ["p", "q", "r", "reads p", "reads q", "reads r", "reads s", "reads x", "s"]
 
 
-class Broken(GraphCompiler):
-    name = "broken"
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-
-    def why_not(self, node: Node, function: Function) -> str | None:
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer  # type: ignore[no-any-return]  # the mistake under test
-
-    def compile(self, function: Function, context: Any) -> Any:
-        raise NotImplementedError
-
-    @property
-    def spec(self) -> str:
-        return "broken"
+def broken(answer: Any) -> GraphCompiler:
+    """Return an engine that answers so, or raises the answer, when it is asked whether it supports a node."""
+    result = engine("broken", devices=("cpu",))
+    type(result).why_not = Mock(side_effect=answer) if isinstance(answer, Exception) else Mock(return_value=answer)  # type: ignore[method-assign]
+    return result
 
 
 @pytest.mark.parametrize(
@@ -298,7 +287,7 @@ class Broken(GraphCompiler):
     ids=repr,
 )
 def test_an_engine_that_misbehaves_declines(answer: Any, reason: str) -> None:
-    plan = partition(chain("R"), [Broken(answer), engine("all")])
+    plan = partition(chain("R"), [broken(answer), engine("all")])
     assert [(r.engine, r.text) for r in plan.reasons] == [("broken", reason)]
 
 
@@ -306,7 +295,7 @@ def test_an_engine_is_not_asked_about_a_device_that_it_does_not_run_on() -> None
     """Nodes without a device run where the module does."""
     elsewhere = function([node("Red", "x", "y", name="n", device="cuda:1")], "y")
     for graph, device, name in ((elsewhere, "cpu", "cuda:1"), (chain("R"), "cuda", "cuda")):
-        plan = partition(graph, [Broken(ValueError("asked")), engine("all")], device=device)
+        plan = partition(graph, [broken(ValueError("asked")), engine("all")], device=device)
         assert [r.text for r in plan.reasons] == [f"the node runs on {name}; engine 'broken' runs on cpu"]
     with pytest.raises(PlanError, match=r"broken: the node runs on cuda; engine 'broken' runs on cpu"):
-        partition(chain("R"), [Broken(None)], device="cuda")
+        partition(chain("R"), [broken(None)], device="cuda")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import networkx as nx
@@ -19,7 +19,7 @@ from xrt.engines import GraphCompiler, create
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.formats.placement_file import dumps, loads
 from xrt.graph import DType, Function, Node, TensorType, Value, shape_key
-from xrt.partition import CostTable, MeasuredCost, Plan, RegionCost
+from xrt.partition import CostTable, MeasuredCost, RegionCost
 from xrt.partition.clustering import DependencyGraph, QuotientGraph, find_engine_sequence, minimize_cut
 from xrt.passes import infer_shapes
 from xrt.placement import ProfilingRequest, choose_requests, predict_cost, propose_plans
@@ -35,31 +35,22 @@ def by_hash(piece: ProfilingRequest) -> RegionCost:
     return "it failed" if number % 8 == 0 else MeasuredCost.exactly((number % 997 + 1) * 1e-6)
 
 
-@dataclass(frozen=True)
-class SearchResult:
-    """Plans, the best predicted first; what was measured; and whether nothing was left to measure."""
-
-    plans: tuple[Plan, ...]
-    table: CostTable
-    measured: int
-    is_finished: bool
-
-
 def run_search(
     function: Function,
     engines: Sequence[GraphCompiler],
     measure: Callable[[ProfilingRequest], RegionCost],
     *,
     rounds: int = 32,
-) -> SearchResult:
-    """Measure what the planner asks for, round by round, and return what it proposes."""
+) -> Any:
+    """Measure what the planner asks for, round by round; return its plans, the best first, and whether it asks for no more."""
     table, count = CostTable(), 0
     requests = choose_requests(function, engines, table)
     while requests and rounds:
         table = table.merge(CostTable({(piece.key, piece.spec): measure(piece) for piece in requests}))
         count, rounds = count + len(requests), rounds - 1
         requests = choose_requests(function, engines, table)
-    return SearchResult(propose_plans(function, engines, table), table, count, not requests)
+    plans = propose_plans(function, engines, table)
+    return SimpleNamespace(plans=plans, table=table, measured=count, is_finished=not requests)
 
 
 def test_a_planner_that_is_abandoned_ends() -> None:

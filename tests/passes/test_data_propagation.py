@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from onnx import parser
 
+from tests.passes.quantize.models import count_ops
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.formats.onnx import load
 from xrt.graph import Constant, DType, Function, TensorType
@@ -27,10 +27,6 @@ def read(text: str, opset: int = 18) -> Function:
 
 def ops(function: Function) -> list[str]:
     return [node.op for node in function.nodes]
-
-
-def counted(function: Function) -> dict[str, int]:
-    return dict(Counter(ops(function)))
 
 
 SLICES = (
@@ -84,7 +80,7 @@ def test_a_chain_of_blocks_is_resolved_in_one_walk(name: str, monkeypatch: pytes
         simple = optimize(infer_shapes(chain(block, count, 2, 50)), fold=True)
         assert results.count("all") <= 4  # whatever the length
         assert results.count("one") <= 8 * count
-        assert counted(simple) == {op: times * count // 20 for op, times in expected.items()}
+        assert count_ops(simple) == {op: times * count // 20 for op, times in expected.items()}
     simple = optimize(infer_shapes(chain(block, 20, 2, 50)), fold=True)
     assert str(simple.outputs[0].type) == f"float32[2,{columns}]"
 
@@ -94,7 +90,7 @@ def test_a_chain_of_blocks_with_a_named_extent(name: str) -> None:
     block, expected, columns = BLOCKS[name]
     simple = optimize(infer_shapes(chain(block, 20, "N", 50)), fold=True)
     assert str(simple.outputs[0].type) == f"float32[N,{columns}]"
-    saved = counted(simple)
+    saved = count_ops(simple)
     assert {op: saved[op] for op in expected} == expected
     if name in ("slice", "pad"):  # what is computed of the known extent alone is constant
         assert saved == expected
