@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -100,23 +101,16 @@ class TestLine:
         assert len(stream.getvalue()) - len(ERASE_LINE) == 39
 
     def test_a_notebook_replaces_one_output_and_keeps_the_last_line(self) -> None:
-        calls: list[Any] = []
-        handle = SimpleNamespace(update=lambda content, raw: calls.append(("update", content, raw)))
-
-        def show(content: Any, *, raw: bool, display_id: bool) -> Any:
-            calls.append(("display", content, raw, display_id))
-            return handle
-
-        now = [0.0]
+        now, show = [0.0], Mock()
         line = ProgressLine(NotebookLine(show), "compiling main", lambda: now[0])
         for now[0] in (2.0, 3.0):
             line.tick()
         now[0] = 3.25
         line.close()
-        assert calls == [
-            ("display", {"text/plain": "xrt: compiling main, 2 s"}, True, True),
-            ("update", {"text/plain": "xrt: compiling main, 3 s"}, True),
-            ("update", {"text/plain": "xrt: compiling main took 3.2 s"}, True),
+        assert show.mock_calls == [
+            call({"text/plain": "xrt: compiling main, 2 s"}, raw=True, display_id=True),
+            call().update({"text/plain": "xrt: compiling main, 3 s"}, raw=True),
+            call().update({"text/plain": "xrt: compiling main took 3.2 s"}, raw=True),
         ]
 
     def test_a_search_says_its_stage_and_the_best_by_now(self) -> None:
@@ -281,27 +275,19 @@ class TestModule:
         self, monkeypatch: pytest.MonkeyPatch, of_module: Any, of_search: Any, shows: bool
     ) -> None:
         """Whether a display is looked for while the search goes on; the compile behind it is another matter."""
-        results: list[str] = []
-        searched: list[Any] = []
-
-        def search(request: Any, **more: Any) -> Any:
-            searched.append(more["progress"])
-            raise KeyError("searched")
-
+        search, display = Mock(side_effect=KeyError("searched")), Mock()
         monkeypatch.setattr("xrt.placement.auto.tune", search)
-        monkeypatch.setattr(progress, "find_display", lambda: results.append("display"))
+        monkeypatch.setattr(progress, "find_display", display)
         with xrt.XRTModule(RELU, ["toy", "auto"], cache=CompileCache(), progress=of_module) as m, pytest.raises(KeyError):
             m.tune(X, budget=5.0, progress=of_search)
-        assert bool(results) is shows
-        assert callable(searched[0]) and (searched[0] is of_search or not callable(of_search))
+        assert display.called is shows
+        reported = search.call_args.kwargs["progress"]
+        assert callable(reported) and (reported is of_search or not callable(of_search))
 
 
 def test_work_goes_on_where_no_thread_can_be_started(display: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", fail)
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
         with show_progress("working") as tell:
             tell("a stage")
     assert display.lines == []

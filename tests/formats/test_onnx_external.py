@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import ml_dtypes
 import numpy as np
@@ -97,10 +98,7 @@ def test_an_empty_file_serves_an_empty_tensor(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> memoryview:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("xrt.formats.onnx.messages.map_file", refuse)
+    monkeypatch.setattr("xrt.formats.onnx.messages.map_file", Mock(side_effect=PermissionError(13, "Permission denied")))
     assert reason(tmp_path, "w.bin") == "in external data file 'w.bin', which cannot be read: Permission denied"
 
 

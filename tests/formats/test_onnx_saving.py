@@ -9,6 +9,7 @@ import struct
 import tracemalloc
 import zlib
 from pathlib import Path
+from unittest.mock import Mock
 
 import ml_dtypes
 import numpy as np
@@ -93,10 +94,7 @@ def test_a_large_model_gets_a_data_file_unasked_for_weights_of_nodes_too(tmp_pat
 
 
 def test_what_protobuf_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(model: object) -> bytes:
-        raise EncodeError("too large")
-
-    monkeypatch.setattr(writing.ModelProto, "SerializeToString", refuse)
+    monkeypatch.setattr(writing.ModelProto, "SerializeToString", Mock(side_effect=EncodeError("too large")))
     for external, hint in ((False, "save it with external_data=True"), (True, "it does even without its large constants")):
         with raises_exactly(ModelError, f"the model exceeds protobuf's limit of 2 GB per file (too large); {hint}"):
             save(example(), tmp_path / "m.onnx", external)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 from tests.frontends.cases import Call, compiled
 from tests.training.test_torch_dropout import make
-from xrt.errors import FallbackWarning
+from xrt.errors import FallbackWarning, ModelError
 from xrt.frontends.torch import backend
 from xrt.graph import Function
 from xrt.graph.node import ATEN_DOMAIN
@@ -134,18 +135,9 @@ def test_an_operator_without_a_rule_stays_that_of_pytorch(functions: list[Functi
 
 
 def test_a_backward_graph_that_cannot_be_lowered_runs_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    from xrt.errors import ModelError
-
     module, *inputs = make("convolutional", 0.0)
     twin = copy.deepcopy(module)
-    result, original = [], backend.lower_graph
-
-    def lower_graph(*args: Any) -> Any:
-        result.append(args)
-        if len(result) == 2:
-            raise ModelError("no rule today")
-        return original(*args)
-
+    lower_graph = Mock(side_effect=[DEFAULT, ModelError("no rule today")], wraps=backend.lower_graph)
     monkeypatch.setattr(backend, "lower_graph", lower_graph)
     with pytest.warns(FallbackWarning, match="a graph of torch.compile runs in PyTorch: no rule today"):
         compiled(module, "ort")(*inputs).backward()
