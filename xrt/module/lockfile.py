@@ -157,7 +157,7 @@ def lock_module(
     source = {"name": build.function.name[:MAX_NAME_CHARACTERS], **source}
     if module.programs.placer.model is not None and build.sizes:
         source[SYMBOLIC] = module.programs.placer.model.get_declared().fingerprint
-    tuned = replace(tuned, plan=build.plan).with_record(sizes=build.sizes)
+    tuned = replace(tuned, plan=build.plan).with_record(sizes=dict(build.sizes))
     return create_lock(tuned, setup.request, baseline=baseline, source=source, values=files)
 
 
