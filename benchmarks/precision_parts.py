@@ -99,12 +99,12 @@ class Bench:
             engine = registry.create(spec)
             self.add_module(f"{spec} fp32", example, engine=spec, cache=cache, is_exact=True)
             for name in ("bf16", "fp16"):
-                if (reduced := engine.lower_precision(name)) is not None:
+                if (reduced := engine.with_precision(name)) is not None:
                     self.add_module(f"{spec} {name}", example, engine=reduced.spec, cache=cache)
-            if (integers := engine.lower_precision("int8")) is None:
+            if (integers := engine.with_precision("int8")) is None:
                 continue
             self.add_module(f"{spec} int8", example, engine=spec, precision="int8", calibrate=calibrate, cache=cache)
-            if (halved := integers.lower_precision("bf16")) is not None:
+            if (halved := integers.with_precision("bf16")) is not None:
                 data = {"precision": "int8", "calibrate": calibrate}
                 self.add_module(f"{spec} int8 and bf16", example, engine=halved.spec, cache=cache, **data)
             prepared = infer_shapes(fuse_biases(infer_shapes(fold_batch_normalization(infer_shapes(self.model.function)))))

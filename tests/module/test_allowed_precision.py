@@ -36,7 +36,7 @@ class Rounding(Uneven):
         wanted = context.options.precision
         return None if wanted in ("fp32", "bf16") and self.precision in ("allowed", wanted) else f"no {wanted} in {self.spec}"
 
-    def lower_precision(self, precision: Precision) -> Rounding | None:
+    def with_precision(self, precision: Precision) -> Rounding | None:
         return replace(self, precision=precision) if precision in ("fp32", "bf16") else None
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
@@ -66,7 +66,7 @@ def test_the_faster_of_both_forms_is_chosen_and_kept(slow_in: str, chosen: str, 
 
 def test_an_engine_that_offers_a_precision_by_another_spec_takes_part_in_both(tmp_path: Path) -> None:
     engine = Lossy(reduced="0.001")
-    lower = engine.lower_precision("bf16")
+    lower = engine.with_precision("bf16")
     with xrt.XRTModule(PAIR, [engine, "auto"], cache=tmp_path, threads=1, precision="bf16", budget=1) as m:
         np.testing.assert_allclose(m(X), RIGHT, rtol=1e-2)
         assert m.engines == (lower.spec, engine.spec, "toy")
@@ -83,13 +83,13 @@ def test_openvino_takes_part_in_both() -> None:
     openvino = create("openvino")
     context = CompileContext(ExecutionOptions(precision="bf16"), threads=1)
     result, _ = list_available_engines(["openvino", "toy", "auto"], context, None, strict=False)
-    has_bf16 = openvino.lower_precision("bf16") is not None
+    has_bf16 = openvino.with_precision("bf16") is not None
     exact = ["openvino{precision=fp32}"] if has_bf16 else []
     assert [item.spec for item in result] == ["openvino", *exact, "toy"]
     named, _ = list_available_engines(["openvino{precision=fp32}", "auto"], context, None, strict=False)
     assert [item.spec for item in named] == ["openvino{precision=fp32}"]  # who names it so wants it so
     exact_engine = create("openvino{precision=fp32}")
-    assert exact_engine.lower_precision("bf16") is None
+    assert exact_engine.with_precision("bf16") is None
 
 
 @pytest.mark.full

@@ -54,5 +54,5 @@ class Lossy(GraphCompiler):
     def compile(self, function: Function, context: CompileContext) -> Executable:
         return LossyExecutable(TOY.compile(function, context), self.fault)
 
-    def lower_precision(self, precision: Precision) -> GraphCompiler | None:
+    def with_precision(self, precision: Precision) -> GraphCompiler | None:
         return replace(self, fault=self.reduced) if precision == "bf16" and self.reduced else None

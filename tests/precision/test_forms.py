@@ -133,7 +133,7 @@ class Saturating(Toy):
     name: ClassVar[str] = "saturating"
     kernels: ClassVar[OpTable[Any]] = ops
 
-    def lower_precision(self, precision: Precision) -> GraphCompiler | None:
+    def with_precision(self, precision: Precision) -> GraphCompiler | None:
         return self if precision == "int8" else None
 
 

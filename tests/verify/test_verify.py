@@ -222,7 +222,7 @@ class Faulty(GraphCompiler):
     def unsupported_options(self, context: CompileContext) -> str | None:
         return None if context.options.precision in ("fp32", self.honors) else "it is not honored"
 
-    def lower_precision(self, precision: Precision) -> Faulty | None:
+    def with_precision(self, precision: Precision) -> Faulty | None:
         return self if precision == self.precision else None
 
     def compile(self, function: Function, context: CompileContext) -> Executable:

@@ -45,7 +45,7 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
     context = CompileContext(settings.execution, check_device(device), validate_budget(settings.execution))
     engines, left_out = _create_engines(engine, has_auto, context, settings, cache)
     if settings.choice.is_quantized and settings.max_error is None:
-        engines = [candidate.lower_precision("int8") or candidate for candidate in engines]
+        engines = [candidate.with_precision("int8") or candidate for candidate in engines]
     # Plans name engines by spec, so specs must be unique.
     specs = [candidate.spec for candidate in engines]
     if (duplicate := next((spec for spec in specs if specs.count(spec) > 1), None)) is not None:

@@ -194,9 +194,9 @@ def _add_precisions(engines: Sequence[GraphCompiler], context: CompileContext) -
     by_spec: dict[str, GraphCompiler] = {}
     for engine in engines:
         # Reduced precision is not always faster, so that float32 races with it.
-        variants: Sequence[GraphCompiler | None] = (engine.lower_precision(precision), engine)
+        variants: Sequence[GraphCompiler | None] = (engine.with_precision(precision), engine)
         if engine.unsupported_options(context) is None:  # it computes in the reduced precision as it is
-            variants = (engine, engine.lower_precision("fp32"))
+            variants = (engine, engine.with_precision("fp32"))
         by_spec.update((variant.spec, variant) for variant in variants if variant is not None)
     return list(by_spec.values())
 

@@ -415,8 +415,8 @@ def create_reduced_engines(specs: Sequence[str], request: PlacementRequest) -> t
 
 
 def _list_reduced_variants(engine: GraphCompiler) -> list[GraphCompiler]:
-    int8 = engine.lower_precision("int8")
+    int8 = engine.with_precision("int8")
     # An engine may combine int8 with bf16 or fp16.
     bases = [engine] if int8 is None else [engine, int8]
-    variants = [int8, *(base.lower_precision(name) for base in bases for name in ("bf16", "fp16"))]
+    variants = [int8, *(base.with_precision(name) for base in bases for name in ("bf16", "fp16"))]
     return [variant for variant in variants if variant is not None]

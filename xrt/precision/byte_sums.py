@@ -31,7 +31,7 @@ INNER_DIM = 64
 
 def needs_reduced_range(engines: Iterable[GraphCompiler]) -> bool:
     """Whether quantized weights must have 7 bits, because integer kernels of an engine overflow on this processor."""
-    return not all(sums_bytes_exactly(engine) for engine in engines if engine.lower_precision("int8") is not None)
+    return not all(sums_bytes_exactly(engine) for engine in engines if engine.with_precision("int8") is not None)
 
 
 def sums_bytes_exactly(engine: GraphCompiler) -> bool:

@@ -271,7 +271,7 @@ class CandidateSearch:
             if precision not in self.options.allowed:
                 continue
             for engine in self.bench.engines:
-                reduced_engine = engine.lower_precision(precision)
+                reduced_engine = engine.with_precision(precision)
                 if reduced_engine is None:
                     continue
                 if reason := reduced_engine.unsupported_options(self.bench.request.context):
@@ -329,7 +329,7 @@ class CandidateSearch:
         engines = [(engine, False) for engine in integer_engines]
         if "bf16" in self.options.allowed and not self.options.exact_nodes:
             # Last, because bf16 gains little once the products are quantized.
-            mixed_engines = (engine.lower_precision("bf16") for engine in integer_engines)
+            mixed_engines = (engine.with_precision("bf16") for engine in integer_engines)
             engines += [(engine, True) for engine in mixed_engines if engine is not None]
 
         full_attempts = []
@@ -342,7 +342,7 @@ class CandidateSearch:
         else:
             self.notes.append("static int8 was not tried: it needs calibrate=, examples to measure ranges on")
 
-        # `lower_precision("int8")` returns the engine itself if it has integer kernels.
+        # `with_precision("int8")` returns the engine itself if it has integer kernels.
         integer_kernel_specs = {engine.spec for engine in self.bench.engines}
         names = list(self._quantizable_nodes)
         for engine, has_bf16 in engines:

@@ -191,7 +191,7 @@ def is_reduced_precision(precision: str) -> bool:
 def find_precision(engine: GraphCompiler, context: CompileContext) -> Precision:
     """Find the precision in which the engine computes float32, from its spec or the options. May query the engine's library."""
     for precision in COARSEST_FIRST:
-        reduced_engine = engine.lower_precision(precision)
+        reduced_engine = engine.with_precision(precision)
         if reduced_engine is not None and reduced_engine.spec == engine.spec:
             return precision
     allowed = context.options.precision

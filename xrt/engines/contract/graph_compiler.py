@@ -179,7 +179,7 @@ class GraphCompiler(abc.ABC):
         precision = context.options.precision
         return None if precision == "fp32" else f"engine {self.name!r} does not support precision={precision!r}"
 
-    def lower_precision(self, precision: Precision) -> GraphCompiler | None:
+    def with_precision(self, precision: Precision) -> GraphCompiler | None:
         """Return the variant of this engine that computes float32 in ``precision`` on this machine; by default None.
 
         With ``int8`` the variant computes the matrix products and convolutions of a quantized Function in integers. With ``bf16``

@@ -28,7 +28,7 @@ class EngineProxy(GraphCompiler):
         return self.inner.compile(function, context)
 
 
-# Not forwarded are `lower_precision` and the methods for `xrt engines`, because a proxy must implement these itself.
+# Not forwarded are `with_precision` and the methods for `xrt engines`, because a proxy must implement these itself.
 _FORWARDED = """
     spec implementation version supports_dynamic_shapes why_not_dynamic unsupported_options fuses_dequantization
     list_mutable_inputs remarks is_worth_saving save load can_load_with_threads
@@ -62,8 +62,8 @@ class LazyEngine(EngineProxy):
         # Every engine supports fp32, so the library need not be imported.
         return self.inner.unsupported_options(context) if context.options.precision != "fp32" else None
 
-    def lower_precision(self, precision: Precision) -> GraphCompiler | None:
-        return self.inner.lower_precision(precision)
+    def with_precision(self, precision: Precision) -> GraphCompiler | None:
+        return self.inner.with_precision(precision)
 
     def missing_features(self) -> str:
         return self.status.lacks

@@ -140,7 +140,7 @@ def probe(name: str) -> EngineStatus:
             devices=engine.devices,
             available="" if devices == engine.devices else ", ".join(devices),
             lacks=engine.missing_features(),
-            precisions=", ".join(name for name in REDUCED_PRECISIONS if engine.lower_precision(name) is not None),
+            precisions=", ".join(name for name in REDUCED_PRECISIONS if engine.with_precision(name) is not None),
         )
     except Exception as error:  # noqa: BLE001  # any error of a third-party constructor becomes its status
         # The constructor of an imported class raises EngineUnavailable if a dependency is missing.

@@ -143,7 +143,7 @@ class OpenVino(GraphCompiler):
             f"it does not honour precision={precision!r}"
         )
 
-    def lower_precision(self, precision: Precision) -> GraphCompiler | None:
+    def with_precision(self, precision: Precision) -> GraphCompiler | None:
         """Return this engine with its option ``precision`` set to ``precision``.
 
         None if the CPU does not support that precision, or if the option is already fp32. For int8 return the engine unchanged,

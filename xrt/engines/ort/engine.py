@@ -220,7 +220,7 @@ class Ort(GraphCompiler):
         """Always True, because the thread count is set when a session is opened."""
         return True
 
-    def lower_precision(self, precision: Precision) -> GraphCompiler | None:
+    def with_precision(self, precision: Precision) -> GraphCompiler | None:
         """Return this engine for int8, because the CPU provider computes quantized Functions in integers; else None."""
         return self if precision == "int8" and self.providers == _CPU and self.optimization != "none" else None
 
