@@ -11,7 +11,6 @@ from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.passes.quantize.balancing import (
-        balance_channels as balance_channels,
         find_channel_factors as find_channel_factors,
         list_balanced_values as list_balanced_values,
         scale_channels as scale_channels,

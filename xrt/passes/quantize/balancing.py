@@ -11,12 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from xrt.errors import OptionError
 from xrt.graph import DType, Function, Node
 from xrt.passes.quantize.weights import Array, Emission, find_inner_axis
 
-DEFAULT_STRENGTH = 0.5
-"""The paper's value for most models, see `balance_channels`."""
 MAX_FACTOR = 2.0**64
 """Maximum divisor: a placement file stores exponents of 2 from -64 to 64 (`BalancedValue`)."""
 
@@ -26,26 +23,13 @@ def list_balanced_values(function: Function) -> list[str]:
     return [node.outputs[0] for node, _ in _find_groups(function)]
 
 
-def balance_channels(function: Function, magnitudes: Mapping[str, Array], strength: float = DEFAULT_STRENGTH) -> Function:
-    """Divide the channels of activations by the factors of `find_channel_factors`, and multiply the weights that read them.
-
-    Infer shapes first, and calibrate ranges on the result.
-    """
-    return scale_channels(function, find_channel_factors(function, magnitudes, strength))
-
-
-def find_channel_factors(
-    function: Function, magnitudes: Mapping[str, Array], strength: float = DEFAULT_STRENGTH
-) -> dict[str, Array]:
+def find_channel_factors(function: Function, magnitudes: Mapping[str, Array]) -> dict[str, Array]:
     """Compute, by value, the factors that its channels are divided by, and the weights that read these are multiplied by.
 
     ``magnitudes`` maps values of `list_balanced_values` to the largest magnitude of each channel over the calibration data. The
-    factor is ``magnitude^strength / weight^(1 - strength)``, where ``weight`` is the largest weight that reads the channel. With
-    strength 1, all channels become equally large; with 0, all rows of the weights do. Raises OptionError unless strength is
-    between 0 and 1.
+    factor is the square root of ``magnitude / weight``, where ``weight`` is the largest weight that reads the channel: the
+    paper's strength of 0.5.
     """
-    if not 0 <= strength <= 1:
-        raise OptionError(f"strength must be from 0 to 1; got {strength!r}")
     factors = {}
     for node, products in _find_groups(function):
         name = node.outputs[0]
@@ -59,8 +43,7 @@ def find_channel_factors(
         # A channel without values or weights keeps the factor 1.
         is_used = (weight > 0) & (magnitude > 0)
         weight, magnitude = np.where(is_used, weight, 1.0), np.where(is_used, magnitude, 1.0)
-        factor = magnitude**strength / weight ** (1 - strength)
-        factors[name] = np.clip(factor, 1 / MAX_FACTOR, MAX_FACTOR)
+        factors[name] = np.clip(np.sqrt(magnitude / weight), 1 / MAX_FACTOR, MAX_FACTOR)
     return factors
 
 

@@ -33,8 +33,6 @@ from xrt.passes.quantize.weights import (
 
 _INT8_OPERATORS = frozenset({"Add", "AveragePool", "Concat", "GlobalAveragePool", "LeakyRelu", "Mul", "Sigmoid"})
 """Operators that libraries compute in 8 bits if operands and result are quantized."""
-_REQUANTIZED_OPERATORS = frozenset({"Conv", "ConvTranspose", "Gemm"})
-"""Operators whose float weights ONNX Runtime quantizes if the activation is dequantized (WeightBiasQuantization)."""
 MAX_BIAS_STEPS = 2.0**30
 """Largest bias in quantization steps: half of the largest int32."""
 
@@ -43,8 +41,7 @@ def quantize(function: Function, table: CalibrationTable, options: QuantizationO
     """Quantize matrix products and convolutions, with calibrated ranges. Infer shapes first.
 
     An activation has one scale, a weight one scale per channel. A bias becomes int32, with the product of both scales. Each value
-    is quantized once for all readers, and each weight is stored once. A Conv or Gemm that stays in floating point reads a
-    quantized value through a Max of one operand, an identity that prevents ONNX Runtime from quantizing the weights.
+    is quantized once for all readers, and each weight is stored once.
 
     A node stays in floating point if `why_not_quantized` returns a reason or the range of an operand is almost zero. Bodies are
     not changed. The opset becomes at least 13. Raises CalibrationError if the table belongs to another model or lacks a range.
@@ -116,12 +113,6 @@ class _StaticQuantization:
         for index, name in enumerate(node.inputs):
             if self.reads_quantized(name, node):
                 inputs[index] = self.emission.quantize(name, self.fitted[name])
-        if tuple(inputs) == node.inputs:
-            return node
-        # Otherwise ONNX Runtime would quantize the weights of this float node.
-        is_requantized = node.op in _REQUANTIZED_OPERATORS and inputs[0] != node.inputs[0]
-        if is_requantized and inputs[1] in self.function.constants:
-            inputs[0] = self.emission.shield(inputs[0])
         return replace(node, inputs=tuple(inputs))
 
     def reads_quantized(self, value: str, node: Node) -> bool:

@@ -150,7 +150,6 @@ class Emission:
         self.types: dict[str, Type] = dict(function.types)
         self._names = FreshNames.for_function(function)
         self._pairs: dict[str, str] = {}
-        self._shielded: dict[str, str] = {}
         self._weights: dict[tuple[object, ...], str] = {}
         self._dynamic: dict[str, tuple[str, str, str]] = {}
         self._matrices: dict[tuple[str, int], tuple[str, ...]] = {}
@@ -183,12 +182,6 @@ class Emission:
             attributes = {} if weight.axis is None else {"axis": weight.axis}
             self._weights[key] = self.define(f"{name}_dequantized", "DequantizeLinear", inputs, type_, attributes)
         return self._weights[key]
-
-    def shield(self, value: str) -> str:
-        """Emit a Max of one operand, an identity that stops libraries from fusing the value into a quantized pattern."""
-        if value not in self._shielded:
-            self._shielded[value] = self.define(f"{value}_float", "Max", (value,), self.types[value])
-        return self._shielded[value]
 
     def finish(self, nodes: Iterable[Node]) -> Function:
         """Make the Function of ``nodes`` and the emitted nodes, without dead nodes."""
