@@ -472,5 +472,5 @@ def test_no_rule_fails_on_a_node_that_is_little_known(domain: str, types: str) -
     for op, rule in OPERATOR_TYPES[domain].items():
         little_known = node(op, " ".join(f"i{k}" for k in range(len(results))), "o", domain=domain)
         for operand_types in (results, [None] * len(results), [TensorType(type_.dtype) for type_ in results]):
-            for type_ in rule(Operands(little_known, operand_types, {}, 20)):
+            for type_ in rule(Operands(little_known, operand_types, 20)):
                 assert type_ is None or str(type_)

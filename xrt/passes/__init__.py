@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
-    from xrt.operators.rewriting import find_node_constant as find_node_constant
     from xrt.passes.decomposition import find_decomposition as find_decomposition
     from xrt.passes.shape_inference import bind_dims as bind_dims, infer_shapes as infer_shapes, specialize as specialize
     from xrt.passes.simplification import (

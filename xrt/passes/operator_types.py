@@ -10,17 +10,15 @@ from typing import Any, TypeAlias
 
 from xrt.errors import ModelError
 from xrt.formats.onnx.inference import infer_node_types
-from xrt.graph import Constant, Dim, DType, MapType, Node, Shape, TensorType, Type, read_attributes
+from xrt.graph import Dim, DType, MapType, Node, Shape, TensorType, Type, read_attributes
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """A node with the types and constants of its inputs."""
+    """A node with the types of its inputs."""
 
     node: Node
     types: Sequence[Type | None]
-    constants: Mapping[str, Constant]
-    """Constant inputs by value name."""
     opset: int
     """The imported version of ai.onnx."""
 
@@ -208,7 +206,7 @@ def _fused_product(o: Operands) -> Sequence[Type | None]:
     if not (o.attr("transBatchA", 0) or o.attr("transBatchB", 0)) and a and b:
         a, b = _transpose(a, o.attr("transA", 0)), _transpose(b, o.attr("transB", 0))
         types = [make_type(o.dtype(0), a), make_type(o.dtype(1), b)]
-        shape = Operands(o.node, types, {}, o.opset).infer_shape_as("MatMul", (0, 1))
+        shape = Operands(o.node, types, o.opset).infer_shape_as("MatMul", (0, 1))
     return [make_type(o.dtype(0), shape)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -295,7 +295,7 @@ class Knowledge:
     def _infer_outputs(self, node: Node, again: bool) -> Sequence[Type | None]:
         rule = OPERATOR_TYPES.get(node.domain, {}).get(node.op_type) if node.domain else None
         if rule is not None:
-            operands = Operands(node, self._list_input_types(node), self._find_constants(node), self._opset)
+            operands = Operands(node, self._list_input_types(node), self._opset)
             try:
                 return rule(operands)
             except INVALID_NODE:  # the attributes have not been checked, because onnx has no schemas of com.microsoft
@@ -312,14 +312,14 @@ class Knowledge:
     def _list_input_types(self, node: Node) -> list[Type | None]:
         return [self.get_type(name) for name in node.inputs]
 
-    def _find_constants(self, node: Node) -> dict[str, Constant]:
-        return {name: constant for name in node.inputs if (constant := self.find_constant(name)) is not None}
+    def _find_constants(self, names: Iterable[str]) -> dict[str, Constant]:
+        return {name: constant for name in names if (constant := self.find_constant(name)) is not None}
 
     def _infer_by_onnx(self, node: Node) -> Sequence[Type | None]:
         """Infer the output types of this node alone with onnx; empty for an invalid node."""
         types = {name: type_ for name in node.inputs if (type_ := self.get_type(name)) is not None}
         try:
-            return infer_node_types(node, types, self._find_constants(node), self.function.opsets)
+            return infer_node_types(node, types, self._find_constants(node.inputs), self.function.opsets)
         except ModelError:
             return ()  # the inputs contradict each other: `verify_types` and the engine that runs the node report it
 
@@ -376,7 +376,7 @@ class Knowledge:
     def isolate(self, node: Node) -> Function:
         """Make a Function of this node alone, without control edges. Its inputs are the values it reads that are not constant."""
         names = dict.fromkeys(node.uses)
-        constants = {name: constant for name in names if (constant := self.find_constant(name)) is not None}
+        constants = self._find_constants(names)
         return Function(
             inputs=tuple(Value(name, self.get_type(name)) for name in names if name not in constants),
             outputs=tuple(Value(name, self.get_type(name)) for name in dict.fromkeys(node.defined_names)),

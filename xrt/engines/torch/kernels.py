@@ -19,9 +19,8 @@ from xrt.engines.kernels.table import KernelContext, Run
 from xrt.engines.torch.dtypes import BIT_MASKS, CODED, NATIVE, get_decoded_values, get_torch_dtype, make_from_numpy, make_to_numpy
 from xrt.engines.torch.namespace import TORCH, Tensor, is_integral
 from xrt.graph import DType, Function, Node, TensorType
-from xrt.operators import find_constant
+from xrt.operators import find_constant, find_node_constant
 from xrt.operators.windows import Placement, Window, compute_padding_trims, make_window
-from xrt.passes import find_node_constant
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from xrt.engines.kernels.namespace import ArrayNamespace
 from xrt.engines.kernels.quantization import SATURABLE
 from xrt.engines.kernels.windows import add_bias
 from xrt.graph import DType
+from xrt.operators import find_node_constant
 from xrt.operators.windows import Window, compute_padding_trims, make_window
-from xrt.passes import find_node_constant
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import Advance, Factory, NodeContext, Run, States
