@@ -107,9 +107,6 @@ def run_operators(engine: GraphCompiler, count: int) -> dict[str, list[Outcome]]
     return results
 
 
-# ---------------------------------------------------------------------- models of several cases
-
-
 def list_models(
     engines: Sequence[GraphCompiler], share: tuple[int, int] = (0, 1), *, most: int = PER_MODEL, with_vectors: bool = False
 ) -> Iterator[list[ConformanceCase]]:

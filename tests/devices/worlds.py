@@ -17,12 +17,7 @@ from xrt.runtime.devices.interface import TransferStats
 from xrt.testing.simulated import simulate_devices
 
 TOY = "toy{native=off}"
-WORLDS = [
-    pytest.param("eager"),
-    pytest.param("late"),
-    pytest.param("random"),
-    pytest.param("cuda", marks=pytest.mark.cuda),
-]
+WORLDS = ["eager", "late", "random", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 @dataclass

@@ -22,13 +22,13 @@ from xrt.engines import CompileContext
 from xrt.engines.contract import registry
 from xrt.engines.xla import client
 from xrt.errors import CompileRefused, RunFailed
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.passes import infer_shapes
+from xrt.testing.corpus.entry import graph, node
 
 TOP = Path(__file__).parents[2]
-T = TensorType(DType.FLOAT32, (256, 256))
 X = np.linspace(-1, 1, 256 * 256, dtype=np.float32).reshape(256, 256)
-NODES = Node("MatMul", ("x", "w"), ("p",)), Node("Tanh", ("p",), ("y",))
-CHAIN = Function((Value("x", T),), (Value("y", T),), NODES, {"w": Constant(X.T.copy())}, {"": 18}, types={"p": T})
+NODES = node("MatMul", "x w", "p"), node("Tanh", "p", "y")
+CHAIN = infer_shapes(graph({"x": "float32[256,256]"}, {"y": "float32[256,256]"}, *NODES, constants={"w": X.T.copy()}))
 
 
 def status_of(work: Callable[[], object]) -> int:

@@ -212,16 +212,14 @@ import numpy as np
 from xrt.engines import CompileContext
 from xrt.engines.ort import Ort
 from xrt.errors import CompileRefused
-from xrt.graph import DType, Function, Node, TensorType, Value
-def relu(dtype):
-    t = TensorType(dtype, (2, 3))
-    return Function((Value("x", t),), (Value("y", TensorType(dtype, (7,))),), (Node("Relu", ("x",), ("y",)),), opsets={"": 18})
-f = relu(DType.FLOAT32)
+from xrt.testing.corpus.entry import graph, node
+def relu(dtype): return graph({"x": dtype + "[2,3]"}, {"y": dtype + "[7]"}, node("Relu", "x", "y"))
+f = relu("float32")
 assert Ort().why_not(f.nodes[0], f) is None
 executable = Ort().compile(f, CompileContext(threads=2))
 assert executable.run([np.full((2, 3), -1, np.float32)])[0].shape == (2, 3)
-assert Ort().why_not(f.nodes[0], relu(DType.UINT16)) is not None
-try: Ort().compile(relu(DType.UINT16), CompileContext())
+assert Ort().why_not(f.nodes[0], relu("uint16")) is not None
+try: Ort().compile(relu("uint16"), CompileContext())
 except CompileRefused: pass
 else: raise SystemExit("not refused")
 """

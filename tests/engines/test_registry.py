@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -88,13 +89,9 @@ def test_an_unknown_name_gets_the_nearest() -> None:
         "a distribution adds one by an entry point of group 'xrt.engines'"
     )
     assert "Did you mean 'ort'?" in said(lambda: probe("orrt"))[1]
-
-
-@pytest.mark.parametrize(
-    ("mistaken", "meant"), [("onnxruntime", "ort"), ("jax", "xla"), ("jaxlib", "xla"), ("apache_tvm", "tvm"), ("trt", "tensorrt")]
-)
-def test_a_library_or_an_alias_suggests_its_engine(mistaken: str, meant: str) -> None:
-    assert f"no engine is named {mistaken!r}. Did you mean {meant!r}? " in said(lambda: create(mistaken))[1]
+    libraries = {"onnxruntime": "ort", "jax": "xla", "jaxlib": "xla", "apache_tvm": "tvm", "trt": "tensorrt"}
+    for mistaken, meant in libraries.items():
+        assert f"no engine is named {mistaken!r}. Did you mean {meant!r}? " in said(partial(create, mistaken))[1]
 
 
 def test_engines_are_ranked_as_they_declare() -> None:
