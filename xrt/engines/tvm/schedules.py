@@ -38,17 +38,6 @@ def count_loads(statement: Any, buffer: Any = None) -> int:
     return _sum_over_tree(statement, count, {})
 
 
-def count_float_subtractions(statement: Any) -> int:
-    """Count the floating-point subtractions in a block's body that have no literal operand."""
-
-    def count(node: Any) -> int:
-        if type(node).__name__ != "Sub" or "float" not in str(node.ty):
-            return 0
-        return int(not any(hasattr(operand, "value") for operand in (node.a, node.b)))
-
-    return _sum_over_tree(statement, count, {})
-
-
 def uses_vector_instructions(statement: Any) -> bool:
     """Whether every operation of a block's body compiles to a single vector instruction."""
     return not _sum_over_tree(statement, lambda node: int(not _is_vector_instruction(node)), {})
@@ -490,9 +479,6 @@ class _Usage:
     """Whether all readers traverse the same elements in the same order, so that a register can contain the result instead."""
     is_reduced: bool
     """Whether inlining would make a reduction compute elements several times: it has more iterations than the block."""
-    may_cancel: bool
-    """Whether an inlined expression would subtract, and load from the same buffer twice. TVM simplifies expressions as if they
-    were exact: ``(x + c) - c`` becomes ``x``, which is wrong with rounding or infinities."""
 
     @classmethod
     def from_block(cls, schedule: s_tir.Schedule, block: SBlockInfo, blocks: Sequence[SBlockInfo]) -> _Usage:
@@ -511,12 +497,11 @@ class _Usage:
             largest_expression=max(inlined_sizes, default=0),
             can_move=all(_has_same_traversal(schedule, block, reader) for reader in readers),
             is_reduced=any(not r.is_injective() and _count_elements(r) > _count_elements(block) for r in readers),
-            may_cancel=any(_may_cancel(stmt, schedule.get(reader.block_rv)) for reader in readers),
         )
 
     def is_worth_inlining(self, budget: int) -> bool:
         """Whether to inline the block. At most ``budget`` operations per call may be recomputed, unless the block is small."""
-        if self.may_cancel or self.is_reduced:
+        if self.is_reduced:
             return False
         if self.operations > MAX_REPEATED_OPERATIONS and self.recomputed_operations > max(budget, 0):
             return False
@@ -524,17 +509,6 @@ class _Usage:
             return True
         # A register is better than repeated code, if the block can move.
         return not self.can_move and self.largest_expression <= MAX_INLINED_OPERATIONS
-
-
-def _may_cancel(block: Any, reader: Any) -> bool:
-    """Whether the expression of ``reader``, with ``block`` inlined, would subtract, and load from the same buffer twice."""
-    if not (count_float_subtractions(block.body) or count_float_subtractions(reader.body)):
-        return False
-    buffer = block.writes[0].source
-    # As many copies of the block's expression as the reader has loads of its result.
-    num_copies = count_loads(reader.body, buffer)
-    sources = [access.source for access in (*block.reads, *reader.reads) if not access.source.same_as(buffer)]
-    return any(num_copies * count_loads(block.body, source) + count_loads(reader.body, source) > 1 for source in sources)
 
 
 def _has_same_traversal(schedule: s_tir.Schedule, block: SBlockInfo, reader: SBlockInfo) -> bool:
