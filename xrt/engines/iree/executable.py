@@ -59,7 +59,7 @@ class _BufferSpec:
     def from_type(cls, type_: Type | None) -> _BufferSpec:
         """Make the spec of a value of this type; raises CompileRefused if it cannot be passed."""
         # Only a Function that was not checked by `why_not` has other types.
-        if not isinstance(type_, TensorType) or type_.shape is None:
+        if not isinstance(type_, TensorType) or type_.shape is None or None in type_.shape:
             raise CompileRefused(f"a value of type {type_} cannot be passed to {LIBRARY}")
         return cls(type_.shape, type_.dtype.numpy, MLIR_TYPES[type_.dtype].hal_type, type_.dtype.numpy.isbuiltin == 1)
 

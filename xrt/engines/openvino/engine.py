@@ -10,7 +10,7 @@ import openvino
 
 from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphCompiler
 from xrt.engines.contract.options import check_options, option
-from xrt.engines.openvino.executable import CompiledModel, OpenVinoExecutable, export_model, load_model, why_not_passable
+from xrt.engines.openvino.executable import CompiledModel, OpenVinoExecutable, export_model, load_model
 from xrt.engines.openvino.library import (
     LIBRARY,
     PRECISIONS,
@@ -92,7 +92,6 @@ class OpenVino(GraphCompiler):
         check_thread_pools()
         checked_names = {node.name for node in function.nodes}
         function = ensure_computed_outputs(function)
-        _check_boundary_types(function)
         for node in function.nodes:
             if node.name not in checked_names and (reason := self.why_not(node, function)):
                 raise CompileRefused(reason)
@@ -182,12 +181,3 @@ class OpenVino(GraphCompiler):
             # The plugin caches kernels for each size, of about 25 kB each. Its default limit is 5,000 kernels.
             settings["CPU_RUNTIME_CACHE_CAPACITY"] = min(max(128 * len(function.nodes), 512), 2048)
         return settings
-
-
-def _check_boundary_types(function: Function) -> None:
-    for value in function.inputs:
-        if value.type is None:
-            raise CompileRefused(f"the type of input {value.name!r} is not known, and OpenVINO needs it; infer the types first")
-    for value in (*function.inputs, *function.outputs):
-        if reason := why_not_passable(value.name, value.type):
-            raise CompileRefused(reason)

@@ -19,7 +19,7 @@ from onnxruntime import GraphOptimizationLevel, SessionOptions
 from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphCompiler
 from xrt.engines.contract.options import check_options, option
 from xrt.engines.ort import cuda
-from xrt.engines.ort.executable import OrtExecutable, why_not_bindable, why_not_passable
+from xrt.engines.ort.executable import OrtExecutable
 from xrt.engines.ort.saving import SavedSession, open_memory_file, optimize_model
 from xrt.engines.ort.session import ExportedModel, Provider, make_quiet_options, open_session, report_memory
 from xrt.engines.toolkit.libraries import AllocationTracker
@@ -109,7 +109,6 @@ class Ort(GraphCompiler):
         from xrt.operators import ensure_computed_outputs  # not needed for a start from the cache
 
         function = ensure_computed_outputs(function)
-        _check_boundary_types(function)
         try:
             export = _export(function)
         except ValueError as error:  # ModelError, or a name that is not valid UTF-8
@@ -326,20 +325,6 @@ def _export(function: Function) -> ExportedModel:
     from xrt.engines.ort.export import export_model, rewrite_for_session  # not needed for a start from the cache
 
     return export_model(rewrite_for_session(function))
-
-
-def _check_boundary_types(function: Function) -> None:
-    """Raise CompileRefused if the type of an input is unknown, or the type of an input or output is not supported."""
-    for value in function.inputs:
-        if value.type is None:
-            raise CompileRefused(
-                f"the type of input {value.name!r} is not known, and ONNX Runtime needs it; infer the types first"
-            )
-    for value in (*function.inputs, *function.outputs):
-        if reason := why_not_passable(value.name, value.type):
-            raise CompileRefused(reason)
-    if reason := why_not_bindable(function.inputs, function.outputs):
-        raise CompileRefused(reason)
 
 
 # ONNX Runtime ignores session configuration entries with unknown keys. It has no function that lists the known keys, which are

@@ -266,18 +266,6 @@ Frame: TypeAlias = tuple[Callable[[], None], list[Array], list[Array]]
 """A call, and the arrays that it reads and writes."""
 
 
-def why_not_bindable(inputs: Sequence[Value], outputs: Sequence[Value]) -> str | None:
-    """Explain why a session with these inputs and outputs cannot be called; None if it can."""
-    indirect = next((value for value in outputs if not _is_direct(value.type)), None)
-    unbindable = next((value for value in (*inputs, *outputs) if not _is_numeric(value.type)), None)
-    if indirect is None or unbindable is None:
-        return None
-    return (
-        f"{indirect.name!r} of type {indirect.type} can only be returned by I/O binding, and ONNX Runtime cannot bind "
-        f"{unbindable.name!r} with it, which is not a tensor of numbers"
-    )
-
-
 def _is_direct(type_: Type | None) -> bool:
     return choose_transport(type_) is ValueTransport.DIRECT
 
