@@ -15,7 +15,7 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from xrt.errors import BundleError, PlacementFileError
+from xrt.errors import PlacementFileError
 from xrt.formats.calibration_table import CalibrationTable
 from xrt.formats.documents import DocumentError, DocumentType
 from xrt.formats.output import replace_file
@@ -480,18 +480,3 @@ def read_placement(path: str | os.PathLike[str]) -> PlacementFile:
             reason, remedy = "it is a model, and a lockfile is expected", f"`xrt lock {name}` writes one"
         position = getattr(error, "position", "")
         raise PlacementFileError(f"cannot read {name!r}: {reason}; {remedy}", file=name, position=position) from error
-
-
-def dump_serving(record: ServingConfiguration | None) -> str:
-    """Serialize a serving configuration to JSON; None becomes the empty string."""
-    return "" if record is None else msgspec.json.encode(record).decode()
-
-
-def parse_serving(text: Any) -> ServingConfiguration | None:
-    """Parse the result of `dump_serving`; an empty string gives None. Raises BundleError if it is invalid."""
-    if not text:
-        return None
-    try:
-        return msgspec.json.decode(text, type=ServingConfiguration)
-    except (msgspec.MsgspecError, UnicodeEncodeError, TypeError, RecursionError) as error:
-        raise BundleError(f"its serving configuration cannot be read: {error}") from None

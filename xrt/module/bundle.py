@@ -311,7 +311,7 @@ def save(
     example: bool,
 ) -> None:
     """Implement `XRTModule.save`. Also raises ModelError for a Function that ONNX cannot express."""
-    from xrt.formats.placement_file import dump_serving
+    from xrt.formats.placement_file import PlacementFile, dumps
     from xrt.module.tuning import find_serving_record
     from xrt.partition.plan import to_message
 
@@ -355,7 +355,7 @@ def save(
         "fold_constants": settings.fold_constants,
         "model": "" if source.is_traced else "model",
         "shapes": dump_shapes(module.sizes.saved_shapes),
-        "serving": dump_serving(find_serving_record(module)),
+        "serving": dumps(PlacementFile(serving=find_serving_record(module))),
     }
     record = ProgramRecord(source.inputs, source.outputs, tuple(programs), facts=facts)
     if self_test is not None:

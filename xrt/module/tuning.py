@@ -23,7 +23,7 @@ import numpy as np
 
 from xrt.cache import CompileCache, Signature
 from xrt.comparison import compare_all
-from xrt.errors import BundleError, OptionError, PlacementWarning, XRTError, warn
+from xrt.errors import BundleError, OptionError, PlacementFileError, PlacementWarning, XRTError, warn
 from xrt.measure.timing import LoadResult, run_closed_loop
 from xrt.module.options import KEYWORDS
 from xrt.operators.sample_inputs import sample_inputs
@@ -129,12 +129,12 @@ def store_serving(module: XRTModule, record: ServingConfiguration, reducer: Redu
 
 def read_serving(file: BundleFile) -> ServingConfiguration | None:
     """Read the serving configuration of a bundle; None if its module was not tuned. Raises BundleError if it is damaged."""
-    from xrt.formats.placement_file import parse_serving
+    from xrt.formats.placement_file import loads
 
     try:
-        return parse_serving(file.record.facts["serving"])
-    except BundleError as error:
-        raise BundleError(f"cannot load {str(file.path)!r}: {error}") from None
+        return loads(file.record.facts["serving"]).serving
+    except PlacementFileError as error:
+        raise BundleError(f"cannot load {str(file.path)!r}: its serving configuration cannot be read: {error}") from None
 
 
 # ---------------------------------------------------------------------- throughput

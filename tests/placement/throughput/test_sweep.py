@@ -12,17 +12,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.exact_errors import raises_exactly
-from xrt.errors import BundleError, OptionError, PlacementFileError, RunFailed
-from xrt.formats.placement_file import (
-    PlacementFile,
-    Split,
-    dump_serving,
-    dumps,
-    loads,
-    parse_serving,
-    read_placement,
-    write_placement,
-)
+from xrt.errors import OptionError, PlacementFileError, RunFailed
+from xrt.formats.placement_file import PlacementFile, Split, dumps, loads, read_placement, write_placement
 from xrt.measure.timing import LoadResult
 from xrt.placement import throughput
 
@@ -241,8 +232,6 @@ def test_a_placement_file_holds_the_configuration_and_its_search(bound: float, t
     assert read.serving == record
     assert record.replace(rows=()) == result.configuration
     assert len(record.rows) == len(result.candidates)
-    assert parse_serving(dump_serving(record)) == record
-    assert parse_serving(dump_serving(None)) is None
 
 
 def test_a_damaged_configuration_is_refused() -> None:
@@ -253,8 +242,6 @@ def test_a_damaged_configuration_is_refused() -> None:
             text.replace('"batch": 32', '"batch": 0', 1) if '"batch": 32' in text else text.replace('"batch": 16', '"batch": 0')
         )
     assert caught.value.position.startswith("serving")
-    with raises_exactly(BundleError, "its serving configuration cannot be read: Object missing required field `instances`"):
-        parse_serving('{"batch": 2}')
 
 
 def test_a_page_lists_all_points() -> None:
