@@ -136,12 +136,9 @@ def test_no_core_module_names_an_engine() -> None:
     ("source", "word"),
     [
         ("_FIRST = ('ort', 'toy')", "ort"),
-        ("KNOWN = {'openvino': 2}", "openvino"),
         ("def configure(*, shared_ort_pool=False): pass", "ort"),
         ("_POOLS = ('TVM_NUM_THREADS',)", "tvm"),
         ("versions('apache-tvm')", "apache-tvm"),
-        ("from importlib import metadata\nmetadata.version('jax')", "jax"),
-        ("option('--devices', default='ort=cuda')", "ort"),
         ("class XlaPlan: pass", "xla"),
         ("if engine.name == f'iree{1}': pass", "iree"),
     ],

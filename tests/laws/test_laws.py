@@ -22,7 +22,7 @@ from xrt.comparison import BIT_EQUAL, Comparison, Tolerance, compare_all, tolera
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
-from xrt.errors import FallbackWarning, RunFailed, XRTError
+from xrt.errors import XRTError
 from xrt.formats import onnx
 from xrt.formats.text import parse, to_text
 from xrt.graph import DType, Function, State, TensorType, Value, declare_states
@@ -179,25 +179,6 @@ def test_what_fails_goes_to_toy(where, how, data, nth):
     assert result, result.message
 
 
-@pytest.mark.parametrize(("where", "how"), ANYWHERE[1:])
-def test_a_refusal_is_reported(where, how):
-    entry = find_entry("engines_alternate")
-    with make_module(entry.function, [FaultyEngine(where=where, how=how), REFERENCE], strict=False) as module:
-        with pytest.warns(FallbackWarning, match="set to (fail|refuse)|returned 0 outputs"):
-            results = [module(*entry.make_inputs())]
-        assert entry.judge(results)
-        assert module.plan.used_engines == (REFERENCE,)
-
-
-def test_what_fails_is_an_error_where_the_module_is_strict():
-    entry = find_entry("engines_alternate")
-    with (
-        make_module(entry.function, [FaultyEngine(where="run", how="raise"), REFERENCE]) as module,
-        pytest.raises(RunFailed, match=r"xrt_faulty_0.*set to fail in run"),
-    ):
-        module(*entry.make_inputs())
-
-
 @pytest.mark.parametrize("name", [e.name for e in CORPUS])
 @pytest.mark.parametrize("parity", [0, 1])
 def test_corpus_alternates_between_doubles(name, parity):
@@ -235,25 +216,6 @@ def test_an_update_in_place_reaches_the_input_after_everyone_has_read_the_old_va
     np.testing.assert_allclose(old, np.tanh(start + 1) - start, rtol=1e-6)
     np.testing.assert_array_equal(before, start)
     np.testing.assert_array_equal(state, start + 1)
-
-
-def test_once_per_shape():
-    first, engine = find_entry("named_extent"), RecordingEngine()
-    with make_module(first.function, [engine]) as module:
-        for rows in (2, 3, 2, 3, 2):
-            module(np.ones((rows, 3), np.float32), np.ones((rows, 3), np.float32))
-    assert engine.journal.count("compile") == (1 if engine.supports_dynamic_shapes else 2)
-
-
-def test_equal_regions_of_one_model_share_an_executable():
-    """A model that repeats itself, as transformers do, compiles its block once."""
-    first, engine = find_entry("engines_alternate"), RecordingEngine(takes="Relu")
-    with make_module(first.function, [engine, "toy"]) as module:
-        module(*first.make_inputs())
-        mine = [launch for launch in module.plan.launches if launch.engine == engine.spec]
-    assert len(mine) == 2
-    assert engine.journal.count("compile") == 1
-    assert engine.journal.count("run") == 2
 
 
 OPEN = Form(aliases=False, symbolic=False, empty=False)
