@@ -33,10 +33,8 @@ def build_libraries(folder: Path) -> None:
 
 def binary(source: str, folder: Path) -> bytes:
     """Return what the driver's stand-in loads: the path of a library of the source's kernels."""
-    from xrt.engines.tvm.cuda import add_min_max_macros
-
     kernels = re.findall(r"__launch_bounds__\(\d+\) (\w+)\([^;{]*\) \{", source)
-    text = add_min_max_macros(source).replace("__shared__ alignas(64)", "alignas(64) __shared__")
+    text = source.replace("__shared__ alignas(64)", "alignas(64) __shared__")
     for name in kernels:
         arguments = "const Extent* grid, const Extent* block, void** given"
         text += f'\nextern "C" void emulated_{name}({arguments}) {{ emulated::run({name}, grid, block, given); }}'

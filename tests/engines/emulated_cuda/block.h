@@ -98,6 +98,10 @@ T of_thread(T mine, unsigned other) {
 }
 }  // namespace emulated
 
+template <class T>
+T max(T a, T b) { return std::isnan(double(a)) || a < b ? b : a; }
+template <class T>
+T min(T a, T b) { return std::isnan(double(a)) || b < a ? b : a; }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline double rsqrt(double x) { return 1 / std::sqrt(x); }
 inline void __syncthreads() { emulated::barrier(); }
