@@ -55,5 +55,11 @@ class Two(xrt.Graph):
             return xrt.ops.Mul(xrt.ops.Tanh(a), a)
 
 
+def odd(x: Any) -> Any:
+    """Results that are an input, one value twice, and a constant."""
+    y = xrt.ops.Neg(x)
+    return {"y": y, "x": x, "again": y, "c": xrt.ops.Constant(value_floats=[1.0, 2.0])}
+
+
 def numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).standard_normal(shape).astype("float32")

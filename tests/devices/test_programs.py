@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 import xrt
-from tests.devices.models import Counter, Forked, Net, Two, numbers
+from tests.devices.models import Counter, Forked, Net, Two, numbers, odd
 from tests.devices.worlds import TOY, World, listed, same, traffic, world
 from tests.partition.drawn import engine, function, node
 from tests.runtime.test_program import read_trace
 from xrt import RunOptions
+from xrt.builder.tracing import trace
 from xrt.comparison import compare_all, tolerance_for
 from xrt.engines import CompileContext, Executable
 from xrt.engines.toy import Toy
@@ -69,15 +70,10 @@ class TestResults:
             list(pool.map(call, range(4)))
 
     def test_of_a_constant_an_input_and_a_value_that_is_returned_twice(self, world: World) -> None:
-        class Plain(xrt.Graph):
-            def build(self, x: Any) -> Any:
-                y = xrt.ops.Neg(x)
-                return {"x": x, "y": y, "again": y, "c": xrt.ops.Constant(value_floats=[1.0, 2.0])}
-
         data = world.up(X)
-        results = world.module(Plain())(data)
-        same(world, results, [X, -X, -X, np.array([1, 2], "float32")])
-        assert results[0] is not data and results[1] is not results[2]
+        results = world.module(trace(odd, X))(data)
+        same(world, results, [-X, X, -X, np.array([1, 2], "float32")])
+        assert results[1] is not data and results[0] is not results[2]
 
 
 class TestCopies:

@@ -35,7 +35,7 @@ def count(what: int) -> int:
 PREPARED, DESTROYED = 0, 1
 
 
-def chain(length: int, *, inputs: str = "x", **attributes: Any) -> Function:
+def chain(length: int, **attributes: Any) -> Function:
     """Return x doubled so many times; each step may write over the one before."""
     nodes = [node("Twice", f"v{i} -", f"v{i + 1}", domain="test", **attributes) for i in range(length)]
     graph = function("v0", f"v{length}", *nodes, test=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.devices.models import Net, numbers
+from tests.devices.models import Net, numbers, odd
 from xrt import ops
 from xrt.builder.tracing import trace
 from xrt.formats.onnx.inference import infer_node_types
@@ -23,12 +23,6 @@ def integers(x: Any) -> Any:
 def moved(x: Any) -> Any:
     rows = ops.Gather(ops.Transpose(x, perm=[1, 0]), [2, -1, 0], axis=0)
     return ops.Concat(rows, rows, axis=1)
-
-
-def odd(x: Any) -> Any:
-    """Results that are an input, one value twice, and a constant."""
-    y = ops.Neg(x)
-    return {"y": y, "x": x, "again": y, "c": ops.Constant(value_floats=[1.0, 2.0])}
 
 
 def convolution(x: Any, w: Any) -> Any:
