@@ -11,18 +11,30 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from xrt.builder.record_op import Symbol, choose_natural_dtype, is_strong, is_weak, make_weak_array, recording
+from xrt.builder.record_op import (
+    CONTROL_FLOW,
+    STRONG_TYPES,
+    Symbol,
+    choose_natural_dtype,
+    choose_weak_dtype,
+    infer_operand_dtype,
+    is_weak,
+    make_weak_array,
+    recording,
+)
 from xrt.builder.tensor import Tensor
 from xrt.errors import ModelError, did_you_mean
+from xrt.graph.attributes import Attribute, AttrKind
 from xrt.graph.constants import Constant
 from xrt.graph.function import Function
 from xrt.graph.node import FreshNames, Node, list_definitions, rename_function, rename_node
-from xrt.graph.schemas import Inference, format_domain, latest_version
+from xrt.graph.schemas import DTYPE_ATTRIBUTES, Inference, bind_types, format_domain, infer_output_types, latest_version
 from xrt.graph.state import State, declare_states
-from xrt.graph.types import DType, TensorType, Value, may_equal
+from xrt.graph.types import DType, MapType, OptionalType, SequenceType, TensorType, Value, may_equal
 
 if TYPE_CHECKING:
-    from xrt.graph.attributes import Attribute
+    from xrt.builder.record_op import Operand, TracedBodies
+    from xrt.graph.schemas import Operator
     from xrt.graph.types import Type
 
 
@@ -106,7 +118,7 @@ def _make_function(builder: Builder, outputs: tuple[Value, ...], renames: Mappin
     # Drop constants that no node reads: tracing also records those that only type inference needed.
     used = output_names.union(*(node.uses for node in nodes))
     return Function(
-        inputs=tuple(tensor.value for tensor in builder.inputs),
+        inputs=tuple(Value(tensor.name, tensor.type) for tensor in builder.inputs),
         outputs=outputs,
         nodes=nodes,
         constants={name: constant for name, constant in builder.constants.items() if name in used},
@@ -244,6 +256,35 @@ class Builder:
             conflict = f"{user} imports {format_domain(domain)} at version {version}, the graph at {self.opsets[domain]}"
             raise ModelError(f"{conflict}; use the same version for both")
 
+    def apply(
+        self,
+        operator: Operator,
+        inputs: Sequence[Operand | None],
+        attributes: Mapping[str, Any],
+        outputs: int | None = None,
+        name: str | None = None,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Convert and check the operands, trace the bodies, and record the node; see `xrt.builder.record_op.apply`."""
+        operands, attributes = _place_inputs(operator, inputs, attributes)
+        if "num_outputs" in operator.attributes and outputs is not None and len(operands) == operator.min_inputs:
+            attributes.setdefault("num_outputs", outputs)  # Split without sizes needs the count as an attribute too
+        _check_attribute_names(operator, attributes)
+        symbols, bound = _convert_operands(self, operator, operands)
+        bodies = CONTROL_FLOW[operator.name](self, symbols, attributes) if operator.name in CONTROL_FLOW else None
+        traced_functions = bodies.functions if bodies else {}
+        node_attributes = _make_attributes(operator, {**attributes, **traced_functions})
+        count = _count_outputs(operator, bodies, symbols, attributes, outputs, self)
+        # Names of outputs after the first end in a name of the schema, such as ``dropout_1_mask``, or in a number.
+        labels = []
+        for index in range(count):
+            formal = operator.formal_output(index)
+            labels.append(str(index + 1) if formal.is_variadic else formal.name.lower())
+        node = self.new_node(operator.name, symbols, count, node_attributes, domain=operator.domain, name=name, labels=labels)
+        types = bodies.outputs if bodies else _infer_types(self, operator, node, symbols, bound)
+        results = self.record(node, types)
+        is_single = bodies.is_single if bodies else operator.max_outputs is not None and count == 1
+        return results[0] if is_single and outputs is None else results
+
     def new_node(
         self,
         op_type: str,
@@ -297,6 +338,29 @@ class Builder:
         self.inputs.append(tensor)
         return tensor
 
+    def make_inputs(self, bound: inspect.BoundArguments) -> None:
+        """Replace types and arrays among the arguments of `build` by inputs; other arguments stay unchanged."""
+        for name, argument in bound.arguments.items():
+            kind = bound.signature.parameters[name].kind
+            # A Function has no lists of inputs: number the inputs from *args, and name the inputs from **kwargs by their keys.
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                bound.arguments[name] = tuple(self._make_input(f"{name}_{i}", item) for i, item in enumerate(argument, 1))
+            elif kind is inspect.Parameter.VAR_KEYWORD:
+                bound.arguments[name] = {key: self._make_input(key, item) for key, item in argument.items()}
+            else:
+                bound.arguments[name] = self._make_input(name, argument)
+
+    def _make_input(self, name: str, argument: Any) -> Any:
+        """Add an input for a type, a Value or an array; return any other argument unchanged."""
+        if isinstance(argument, TensorType | SequenceType | OptionalType | MapType):
+            return self.input(name, argument)
+        if isinstance(argument, Value):
+            return self.input(name, argument.type)
+        if isinstance(argument, np.ndarray | np.generic | Constant):
+            constant = argument if isinstance(argument, Constant) else Constant(argument)
+            return self.input(name, constant.type)
+        return argument
+
     def constant(self, value: Any, name: str | None = None) -> Tensor:
         """Create a constant tensor from an array, a Constant or a Python number.
 
@@ -304,7 +368,7 @@ class Builder:
         """
         if is_weak(value):
             value = make_weak_array(value, choose_natural_dtype(value))
-        if not is_strong(value) or isinstance(value, Symbol):
+        if not isinstance(value, STRONG_TYPES) or isinstance(value, Symbol):
             raise ModelError(f"a constant must be an array or a number; got {type(value).__name__} {value!r}")
         # One array object used several times becomes one constant.
         if name is None and id(value) in self._shared:
@@ -330,10 +394,11 @@ class Builder:
             self._shared[key] = (tensor, value)  # keep the value alive, so that its id is not reused
         return tensor
 
-    def register_names(self, arrays: Mapping[str, Any]) -> None:
-        """Set the names of arrays in case they become constants. The caller must keep the arrays alive during tracing."""
-        for name, array in arrays.items():
-            self._hints.setdefault(id(array), self._prefix + name)
+    def register_names(self, graph: object) -> None:
+        """Name the arrays among the attributes of a graph, in case they become constants."""
+        for name, value in vars(graph).items():
+            if isinstance(value, np.ndarray | Constant):
+                self._hints.setdefault(id(value), self._prefix + name)
 
     def symbol(self, item: Any) -> Tensor:
         """Convert an operand to a tensor of this graph or an enclosing one; raises ModelError for a tensor of another graph."""
@@ -482,3 +547,158 @@ def _name_parameters(title: str, body: Callable[..., Any], inputs: Sequence[tupl
     # Inputs that are passed as *args keep their default names.
     parameters = [k for k in bound.arguments if signature.parameters[k].kind is not inspect.Parameter.VAR_POSITIONAL]
     return [*parameters, *defaults[len(parameters) :]]
+
+
+# ---------------------------------------------------------------------- operands and attributes of a node
+
+
+def _place_inputs(
+    operator: Operator, inputs: Sequence[Operand | None], attributes: Mapping[str, Any]
+) -> tuple[list[Operand | None], dict[str, Any]]:
+    """Insert the inputs that are passed by name at their indices; return all inputs and the remaining attributes."""
+    operands = list(inputs)
+    remaining = dict(attributes)
+    for index, formal in enumerate(operator.inputs):
+        if formal.name not in remaining:
+            continue
+        if index < len(operands):
+            raise ModelError(f"input {formal.name!r} is passed twice: as input {index + 1} and by name")
+        if formal.is_variadic:
+            raise ModelError(f"input {formal.name!r} is any number of tensors; pass them by position, not by name")
+        operands.extend([None] * (index - len(operands)))
+        operands.append(remaining.pop(formal.name))
+    # Drop trailing omitted inputs.
+    while operands and operands[-1] is None and len(operands) > operator.min_inputs:
+        operands.pop()
+    return operands, remaining
+
+
+def _convert_operands(
+    builder: Builder, operator: Operator, operands: Sequence[Operand | None]
+) -> tuple[list[Symbol | None], dict[str, str]]:
+    """Convert the inputs to tensors of the graph; also return the types that are bound to type variables (see `bind_types`)."""
+    _check_inputs(operator, operands)
+    # Tensors first: they determine the types that Python numbers adopt.
+    symbols: list[Symbol | None] = [builder.symbol(item) if isinstance(item, STRONG_TYPES) else None for item in operands]
+    bound = bind_types(operator, [None if symbol is None else symbol.type for symbol in symbols])
+    for index, item in enumerate(operands):
+        if item is None or symbols[index] is not None:
+            continue
+        formal = operator.formal_input(index)
+        if not is_weak(item):
+            raise ModelError(f"input {formal.name!r} is a {type(item).__name__}, {item!r}; it must be a tensor")
+        same_type_values = _select_same_type(operator, operands, index)
+        symbols[index] = builder.symbol(make_weak_array(item, choose_weak_dtype(formal, bound, same_type_values)))
+    return symbols, bind_types(operator, [None if symbol is None else symbol.type for symbol in symbols])
+
+
+def _select_same_type(operator: Operator, operands: Sequence[Operand | None], index: int) -> list[Operand | None]:
+    """Select the weak inputs that share the type variable of input ``index``, including that input."""
+    formal = operator.formal_input(index)
+    if formal.is_variadic and not formal.is_homogeneous:
+        return [operands[index]]
+    variables = [operator.formal_input(position).variable for position in range(len(operands))]
+    return [item for item, variable in zip(operands, variables, strict=True) if is_weak(item) and variable == formal.variable]
+
+
+def _check_inputs(operator: Operator, operands: Sequence[Operand | None]) -> None:
+    if not operator.allows_inputs(len(operands)):
+        names = []
+        for formal in operator.inputs:
+            variadic_name = f"*{formal.name}" if formal.is_variadic else formal.name
+            names.append(f"[{formal.name}]" if formal.is_optional else variadic_name)
+        raise ModelError(f"takes {operator.input_count} input(s): {', '.join(names) or 'none'}; got {len(operands)}")
+    for index, item in enumerate(operands):
+        formal = operator.formal_input(index)
+        if item is None and not formal.is_optional:
+            raise ModelError(f"input {formal.name!r} is required; got None")
+
+
+def _check_attribute_names(operator: Operator, attributes: Mapping[str, Any]) -> None:
+    for name in attributes:
+        if name not in operator.attributes:
+            candidates = (*operator.attributes, *(formal.name for formal in operator.inputs))
+            names = ", ".join(operator.attributes) or "none"
+            raise ModelError(f"has no attribute {name!r}; its attributes are: {names}.{did_you_mean(name, candidates)}")
+    missing = sorted(name for name in operator.required if attributes.get(name) is None)
+    if missing:
+        kind = operator.attributes[missing[0]].kind.name.lower()
+        raise ModelError(f"needs the attribute {missing[0]!r} ({kind}); it is missing")
+
+
+def _make_attributes(operator: Operator, attributes: Mapping[str, Any]) -> tuple[Attribute, ...]:
+    """Convert keyword arguments to attributes, sorted by name; None omits an attribute."""
+    node_attributes = []
+    for name, value in sorted(attributes.items()):
+        if value is not None:
+            kind = operator.attributes[name].kind
+            node_attributes.append(Attribute.create(name, _convert_value(name, value, kind), kind))
+    return tuple(node_attributes)
+
+
+def _convert_value(name: str, value: Any, kind: AttrKind) -> Any:
+    """Convert a value for `Attribute.create`: an element type to its number in ONNX, a Python number or list to an array."""
+    is_dtype = isinstance(value, DType | np.dtype | type) or (isinstance(value, str) and name in DTYPE_ATTRIBUTES)
+    if kind is AttrKind.INT and is_dtype:
+        return infer_operand_dtype(value).onnx
+    if kind is AttrKind.TENSOR and is_weak(value):
+        return make_weak_array(value, choose_natural_dtype(value))
+    return value
+
+
+# ---------------------------------------------------------------------- outputs of a node
+
+
+def _count_outputs(
+    operator: Operator,
+    bodies: TracedBodies | None,
+    symbols: Sequence[Symbol | None],
+    attributes: Mapping[str, Any],
+    requested: int | None,
+    builder: Builder,
+) -> int:
+    """Count the outputs of a node: the requested number, or the number that follows from bodies, attributes and inputs."""
+    implied = len(bodies.outputs) if bodies else _infer_count(operator, symbols, attributes, builder)
+    count: object = implied if requested is None else requested
+    if count is None:
+        raise ModelError("the number of its outputs does not follow from the arguments; pass outputs=")
+    if not isinstance(count, int) or not operator.allows_outputs(count):
+        raise ModelError(f"has {operator.output_count} outputs; got outputs={requested!r}")
+    if bodies and count != implied:
+        raise ModelError(f"got outputs={requested}, but the body has {implied}")
+    return count
+
+
+def _infer_count(
+    operator: Operator, symbols: Sequence[Symbol | None], attributes: Mapping[str, Any], builder: Builder
+) -> int | None:
+    """Count the required outputs, or all outputs if none is required. None for a Split of an unknown number of parts."""
+    if operator.max_outputs is not None:
+        return sum(not formal.is_optional for formal in operator.outputs) or len(operator.outputs)
+    if attributes.get("num_outputs") is not None:
+        return int(attributes["num_outputs"])
+    if attributes.get("split") is not None:  # Split before version 13
+        return len(attributes["split"])
+    # From version 13 on, Split reads the sizes from an input.
+    sizes = symbols[1] if len(symbols) > 1 else None
+    constant = None if sizes is None else builder.find_constant(sizes)
+    return None if constant is None else constant.array.size
+
+
+def _infer_types(
+    builder: Builder, operator: Operator, node: Node, symbols: Sequence[Symbol | None], bound: Mapping[str, str]
+) -> Sequence[Type | None]:
+    """Infer the types of the outputs; an output whose type cannot be inferred gets the type that the schema declares."""
+    declared = infer_output_types(operator, node, bound)
+    if builder.inference is None:
+        return declared
+    inputs = [symbol for symbol in symbols if symbol is not None]
+    input_types = {symbol.name: symbol.type for symbol in inputs if symbol.type is not None}
+    constants = {symbol.name: constant for symbol in inputs if (constant := builder.find_constant(symbol)) is not None}
+    try:
+        inferred = builder.inference(node, input_types, constants, builder.opsets)
+    except ModelError as error:
+        shown = ", ".join("None" if s is None else str(s.value) for s in symbols)
+        raise ModelError(f"{error} (its inputs are {shown or 'none'})") from error
+    pairs = zip(inferred, declared, strict=True)
+    return [declared_type if inferred_type is None else inferred_type for inferred_type, declared_type in pairs]

@@ -1,7 +1,4 @@
-"""Symbolic values, and operators applied to them while tracing.
-
-Applying an operator converts the operands, checks them against the schema, traces bodies, and records the node.
-"""
+"""Symbolic values, operands, and the bodies of control flow; `apply` applies an operator to the active builder."""
 
 from __future__ import annotations
 
@@ -12,25 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
-from xrt.errors import ModelError, did_you_mean
-from xrt.graph.attributes import Attribute, AttrKind
+from xrt.errors import ModelError
 from xrt.graph.constants import Constant
 from xrt.graph.function import Function
-from xrt.graph.schemas import (
-    DTYPE_ATTRIBUTES,
-    Operator,
-    bind_types,
-    infer_output_types,
-    join_types,
-    parse_onnx_type,
-    require_operator,
-)
+from xrt.graph.schemas import join_types, parse_onnx_type, require_operator
 from xrt.graph.types import DType, SequenceType, Shape, TensorType, Value
 
 if TYPE_CHECKING:
     from xrt.builder.builder import Builder
     from xrt.builder.tensor import Tensor
-    from xrt.graph.node import Node
     from xrt.graph.schemas import FormalParameter
     from xrt.graph.types import Type
 
@@ -55,15 +42,14 @@ def get_builder(operation: str) -> Builder:
     return builder
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Symbol:
-    """A named value of a builder, with its type or None if the type is unknown."""
+    """A named value of a builder."""
 
-    __slots__ = ("builder", "name", "type")
-
-    def __init__(self, builder: Builder, name: str, type_: Type | None) -> None:
-        self.builder = builder
-        self.name = name
-        self.type = type_
+    builder: Builder
+    name: str
+    type: Type | None
+    """None if the type is unknown."""
 
     @property
     def value(self) -> Value:
@@ -104,9 +90,8 @@ class Symbol:
 # ---------------------------------------------------------------------- operands
 
 
-def is_strong(value: object) -> bool:
-    """Whether the value has a fixed element type: a tensor of a graph, a Constant or a NumPy value."""
-    return isinstance(value, Symbol | Constant | np.ndarray | np.generic)
+STRONG_TYPES = (Symbol, Constant, np.ndarray, np.generic)
+"""Classes of operands with a fixed element type."""
 
 
 def is_weak(value: object) -> bool:
@@ -234,199 +219,12 @@ def apply(
     builder = get_builder(title)
     operator = require_operator(op_type, builder.version(domain), domain)
     try:
-        return _apply(builder, operator, inputs, attributes, outputs, name)
+        return builder.apply(operator, inputs, attributes, outputs, name)
     except ModelError as error:
         # An operator inside a body may have prefixed the error already.
         if str(error).startswith("xrt.ops."):
             raise
         raise ModelError(f"{title}: {error}").with_traceback(error.__traceback__) from error.__cause__
-
-
-def _apply(
-    builder: Builder,
-    operator: Operator,
-    inputs: Sequence[Operand | None],
-    attributes: Mapping[str, Any],
-    outputs: int | None,
-    name: str | None,
-) -> Tensor | tuple[Tensor, ...]:
-    operands, attributes = _place_inputs(operator, inputs, attributes)
-    if "num_outputs" in operator.attributes and outputs is not None and len(operands) == operator.min_inputs:
-        attributes.setdefault("num_outputs", outputs)  # Split without sizes needs the count as an attribute too
-    _check_attribute_names(operator, attributes)
-    symbols, bound = _convert_operands(builder, operator, operands)
-    bodies = CONTROL_FLOW[operator.name](builder, symbols, attributes) if operator.name in CONTROL_FLOW else None
-    traced_functions = bodies.functions if bodies else {}
-    node_attributes = _make_attributes(operator, {**attributes, **traced_functions})
-    count = _count_outputs(operator, bodies, symbols, attributes, outputs, builder)
-    # Names of outputs after the first end in a name of the schema, such as ``dropout_1_mask``, or in a number.
-    labels = []
-    for index in range(count):
-        formal = operator.formal_output(index)
-        labels.append(str(index + 1) if formal.is_variadic else formal.name.lower())
-    node = builder.new_node(operator.name, symbols, count, node_attributes, domain=operator.domain, name=name, labels=labels)
-    types = bodies.outputs if bodies else _infer_types(builder, operator, node, symbols, bound)
-    results = builder.record(node, types)
-    is_single = bodies.is_single if bodies else operator.max_outputs is not None and count == 1
-    return results[0] if is_single and outputs is None else results
-
-
-# ---------------------------------------------------------------------- inputs
-
-
-def _place_inputs(
-    operator: Operator, inputs: Sequence[Operand | None], attributes: Mapping[str, Any]
-) -> tuple[list[Operand | None], dict[str, Any]]:
-    """Insert the inputs that are passed by name at their indices; return all inputs and the remaining attributes."""
-    operands = list(inputs)
-    remaining = dict(attributes)
-    for index, formal in enumerate(operator.inputs):
-        if formal.name not in remaining:
-            continue
-        if index < len(operands):
-            raise ModelError(f"input {formal.name!r} is passed twice: as input {index + 1} and by name")
-        if formal.is_variadic:
-            raise ModelError(f"input {formal.name!r} is any number of tensors; pass them by position, not by name")
-        operands.extend([None] * (index - len(operands)))
-        operands.append(remaining.pop(formal.name))
-    # Drop trailing omitted inputs.
-    while operands and operands[-1] is None and len(operands) > operator.min_inputs:
-        operands.pop()
-    return operands, remaining
-
-
-def _convert_operands(
-    builder: Builder, operator: Operator, operands: Sequence[Operand | None]
-) -> tuple[list[Symbol | None], dict[str, str]]:
-    """Convert the inputs to tensors of the graph; also return the types that are bound to type variables (see `bind_types`)."""
-    _check_inputs(operator, operands)
-    # Tensors first: they determine the types that Python numbers adopt.
-    symbols: list[Symbol | None] = [builder.symbol(item) if is_strong(item) else None for item in operands]
-    bound = bind_types(operator, [None if symbol is None else symbol.type for symbol in symbols])
-    for index, item in enumerate(operands):
-        if item is None or symbols[index] is not None:
-            continue
-        formal = operator.formal_input(index)
-        if not is_weak(item):
-            raise ModelError(f"input {formal.name!r} is a {type(item).__name__}, {item!r}; it must be a tensor")
-        same_type_values = _select_same_type(operator, operands, index)
-        symbols[index] = builder.symbol(make_weak_array(item, choose_weak_dtype(formal, bound, same_type_values)))
-    return symbols, bind_types(operator, [None if symbol is None else symbol.type for symbol in symbols])
-
-
-def _select_same_type(operator: Operator, operands: Sequence[Operand | None], index: int) -> list[Operand | None]:
-    """Select the weak inputs that share the type variable of input ``index``, including that input."""
-    formal = operator.formal_input(index)
-    if formal.is_variadic and not formal.is_homogeneous:
-        return [operands[index]]
-    variables = [operator.formal_input(position).variable for position in range(len(operands))]
-    return [item for item, variable in zip(operands, variables, strict=True) if is_weak(item) and variable == formal.variable]
-
-
-def _check_inputs(operator: Operator, operands: Sequence[Operand | None]) -> None:
-    if not operator.allows_inputs(len(operands)):
-        names = []
-        for formal in operator.inputs:
-            variadic_name = f"*{formal.name}" if formal.is_variadic else formal.name
-            names.append(f"[{formal.name}]" if formal.is_optional else variadic_name)
-        raise ModelError(f"takes {operator.input_count} input(s): {', '.join(names) or 'none'}; got {len(operands)}")
-    for index, item in enumerate(operands):
-        formal = operator.formal_input(index)
-        if item is None and not formal.is_optional:
-            raise ModelError(f"input {formal.name!r} is required; got None")
-
-
-# ---------------------------------------------------------------------- attributes
-
-
-def _check_attribute_names(operator: Operator, attributes: Mapping[str, Any]) -> None:
-    for name in attributes:
-        if name not in operator.attributes:
-            candidates = (*operator.attributes, *(formal.name for formal in operator.inputs))
-            names = ", ".join(operator.attributes) or "none"
-            raise ModelError(f"has no attribute {name!r}; its attributes are: {names}.{did_you_mean(name, candidates)}")
-    missing = sorted(name for name in operator.required if attributes.get(name) is None)
-    if missing:
-        kind = operator.attributes[missing[0]].kind.name.lower()
-        raise ModelError(f"needs the attribute {missing[0]!r} ({kind}); it is missing")
-
-
-def _make_attributes(operator: Operator, attributes: Mapping[str, Any]) -> tuple[Attribute, ...]:
-    """Convert keyword arguments to attributes, sorted by name; None omits an attribute."""
-    node_attributes = []
-    for name, value in sorted(attributes.items()):
-        if value is not None:
-            kind = operator.attributes[name].kind
-            node_attributes.append(Attribute.create(name, _convert_value(name, value, kind), kind))
-    return tuple(node_attributes)
-
-
-def _convert_value(name: str, value: Any, kind: AttrKind) -> Any:
-    """Convert a value for `Attribute.create`: an element type to its number in ONNX, a Python number or list to an array."""
-    is_dtype = isinstance(value, DType | np.dtype | type) or (isinstance(value, str) and name in DTYPE_ATTRIBUTES)
-    if kind is AttrKind.INT and is_dtype:
-        return infer_operand_dtype(value).onnx
-    if kind is AttrKind.TENSOR and is_weak(value):
-        return make_weak_array(value, choose_natural_dtype(value))
-    return value
-
-
-# ---------------------------------------------------------------------- outputs
-
-
-def _count_outputs(
-    operator: Operator,
-    bodies: TracedBodies | None,
-    symbols: Sequence[Symbol | None],
-    attributes: Mapping[str, Any],
-    requested: int | None,
-    builder: Builder,
-) -> int:
-    """Count the outputs of a node: the requested number, or the number that follows from bodies, attributes and inputs."""
-    implied = len(bodies.outputs) if bodies else _infer_count(operator, symbols, attributes, builder)
-    count: object = implied if requested is None else requested
-    if count is None:
-        raise ModelError("the number of its outputs does not follow from the arguments; pass outputs=")
-    if not isinstance(count, int) or not operator.allows_outputs(count):
-        raise ModelError(f"has {operator.output_count} outputs; got outputs={requested!r}")
-    if bodies and count != implied:
-        raise ModelError(f"got outputs={requested}, but the body has {implied}")
-    return count
-
-
-def _infer_count(
-    operator: Operator, symbols: Sequence[Symbol | None], attributes: Mapping[str, Any], builder: Builder
-) -> int | None:
-    """Count the required outputs, or all outputs if none is required. None for a Split of an unknown number of parts."""
-    if operator.max_outputs is not None:
-        return sum(not formal.is_optional for formal in operator.outputs) or len(operator.outputs)
-    if attributes.get("num_outputs") is not None:
-        return int(attributes["num_outputs"])
-    if attributes.get("split") is not None:  # Split before version 13
-        return len(attributes["split"])
-    # From version 13 on, Split reads the sizes from an input.
-    sizes = symbols[1] if len(symbols) > 1 else None
-    constant = None if sizes is None else builder.find_constant(sizes)
-    return None if constant is None else constant.array.size
-
-
-def _infer_types(
-    builder: Builder, operator: Operator, node: Node, symbols: Sequence[Symbol | None], bound: Mapping[str, str]
-) -> Sequence[Type | None]:
-    """Infer the types of the outputs; an output whose type cannot be inferred gets the type that the schema declares."""
-    declared = infer_output_types(operator, node, bound)
-    if builder.inference is None:
-        return declared
-    inputs = [symbol for symbol in symbols if symbol is not None]
-    input_types = {symbol.name: symbol.type for symbol in inputs if symbol.type is not None}
-    constants = {symbol.name: constant for symbol in inputs if (constant := builder.find_constant(symbol)) is not None}
-    try:
-        inferred = builder.inference(node, input_types, constants, builder.opsets)
-    except ModelError as error:
-        shown = ", ".join("None" if s is None else str(s.value) for s in symbols)
-        raise ModelError(f"{error} (its inputs are {shown or 'none'})") from error
-    pairs = zip(inferred, declared, strict=True)
-    return [declared_type if inferred_type is None else inferred_type for inferred_type, declared_type in pairs]
 
 
 # ---------------------------------------------------------------------- bodies of control flow

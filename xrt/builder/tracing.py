@@ -7,18 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
-
 from xrt.builder.builder import DEFAULT_OPSET, Builder
 from xrt.builder.numerics import is_operand
 from xrt.builder.record_op import Operand, get_builder
 from xrt.builder.tensor import Tensor
 from xrt.errors import ModelError
 from xrt.formats.onnx.inference import infer_node_types
-from xrt.graph.constants import Constant
 from xrt.graph.function import Function
 from xrt.graph.schemas import Inference
-from xrt.graph.types import MapType, OptionalType, SequenceType, TensorType, Type, Value
+from xrt.graph.types import Type
 
 
 class Graph:
@@ -56,7 +53,7 @@ class Graph:
         """Trace `build` to a Function. Inputs are types, or arrays that are used for their types."""
         versions = {**self.opsets, "": self.opset}
         builder = Builder(type(self).__name__, opsets=versions, inference=infer_node_types)
-        builder.register_names(self._arrays())
+        builder.register_names(self)
         return _trace_build(builder, self.build, inputs, named)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
@@ -64,12 +61,8 @@ class Graph:
         builder = get_builder(f"{type(self).__name__}(...)")
         # A number after the lower-case class name, so that two calls of one graph have different prefixes.
         with builder.scope(builder.scope_names.take_numbered(type(self).__name__.lower())):
-            builder.register_names(self._arrays())
+            builder.register_names(self)
             return self.build(*inputs, **named)
-
-    def _arrays(self) -> Mapping[str, Any]:
-        """The attributes that are arrays, by name. An array that becomes a constant has the name of its attribute."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray | Constant)}
 
     @staticmethod
     def update(target: Tensor, value: Any) -> Tensor:
@@ -98,8 +91,8 @@ def trace(
 
 def _trace_build(builder: Builder, build: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[str, Any]) -> Function:
     bound = _bind(builder.name, build, inputs, keywords)
+    builder.make_inputs(bound)
     with builder:
-        _make_inputs(builder, bound)
         for name, value in _name_outputs(builder.name, build(*bound.args, **bound.kwargs)):
             if not is_operand(value):
                 raise ModelError(f"build of {builder.name!r} returns {type(value).__name__} {value!r}; it must return tensors")
@@ -118,31 +111,6 @@ def _bind(title: str, build: Callable[..., Any], inputs: Sequence[Any], keywords
     except TypeError as error:
         passed = ", ".join([f"{len(inputs)} by position", *keywords])
         raise ModelError(f"build of {title!r} takes {signature}; the inputs passed are {passed}: {error}") from error
-
-
-def _make_inputs(builder: Builder, bound: inspect.BoundArguments) -> None:
-    """Replace types and arrays among the arguments by inputs; other arguments are passed to `build` unchanged."""
-    for name, argument in bound.arguments.items():
-        kind = bound.signature.parameters[name].kind
-        # A Function has no lists of inputs: number the inputs from *args, and name the inputs from **kwargs by their keys.
-        if kind is inspect.Parameter.VAR_POSITIONAL:
-            bound.arguments[name] = tuple(_input(builder, f"{name}_{i}", item) for i, item in enumerate(argument, 1))
-        elif kind is inspect.Parameter.VAR_KEYWORD:
-            bound.arguments[name] = {key: _input(builder, key, item) for key, item in argument.items()}
-        else:
-            bound.arguments[name] = _input(builder, name, argument)
-
-
-def _input(builder: Builder, name: str, argument: Any) -> Any:
-    """Declare an input for a type, a Value or an array; return any other argument unchanged."""
-    if isinstance(argument, TensorType | SequenceType | OptionalType | MapType):
-        return builder.input(name, argument)
-    if isinstance(argument, Value):
-        return builder.input(name, argument.type)
-    if isinstance(argument, np.ndarray | np.generic | Constant):
-        constant = argument if isinstance(argument, Constant) else Constant(argument)
-        return builder.input(name, constant.type)
-    return argument
 
 
 def _name_outputs(title: str, result: Any) -> list[tuple[str | None, Any]]:

@@ -50,7 +50,8 @@ def custom(
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    return find_function(__name__, "", name)
+    function = globals()[name] = find_function(__name__, "", name)  # later reads do not call __getattr__
+    return function
 
 
 def __dir__() -> list[str]:
