@@ -51,6 +51,7 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
     if (duplicate := next((spec for spec in specs if specs.count(spec) > 1), None)) is not None:
         raise OptionError(f"engine {duplicate!r} is twice in the list {specs}; list each once")
     devices = parse_devices(engines, settings.devices, context.device, registry.names() if has_auto else ())
+    device_map = DeviceMap(context.device, devices)
     if not any(parse_device_kind(device) in candidate.devices or candidate.spec in devices for candidate in engines):
         supported_devices = "; ".join(f"{candidate.spec} runs on {', '.join(candidate.devices)}" for candidate in engines)
         raise DeviceError(f"no engine of the list runs on device {device!r}: {supported_devices}")
@@ -65,7 +66,7 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
         allows_fp32 |= isinstance(cache.disk, BundleTier)
     if note := _check_execution(engines, context, allows_fp32=allows_fp32):
         left_out = (*left_out, note)
-    engines = _isolate(engines, settings, DeviceMap(context.device, devices))
+    engines = _isolate(engines, settings, device_map)
     implicit: str | None = None
     if not settings.strict and all(candidate.name != IMPLICIT for candidate in engines):
         from xrt.engines.contract.proxy import ImplicitEngine
@@ -75,7 +76,7 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
         reference_context = context.in_full_precision() if allows_fp32 else context
         if parse_device_kind(device) in reference.devices and reference.unsupported_options(reference_context) is None:
             engines, implicit = [*engines, reference], reference.spec
-    engine_list = EngineList(tuple(engines), implicit, context, has_auto, left_out, devices)
+    engine_list = EngineList(tuple(engines), implicit, context, has_auto, left_out, device_map)
     if settings.shapes == "one" and not engine_list.can_be_dynamic:
         fixed = next(candidate.spec for candidate in engines if not candidate.supports_dynamic_shapes)
         raise OptionError(f"shapes='one': engine {fixed!r} compiles for fixed sizes; remove it or the option")

@@ -272,8 +272,10 @@ class Specialization:
             refused=exclusions,
             capability=self._support,
         )
-        function, regions = self.function, ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in plan.launches)
-        _log.info("plan of %s: %d nodes in %d regions: %s", function.name, len(function.nodes), len(plan.launches), regions)
+        if _log.isEnabledFor(logging.INFO):
+            launches, name, nodes = plan.launches, self.function.name, self.function.nodes
+            regions = ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in launches)
+            _log.info("plan of %s: %d nodes in %d regions: %s", name, len(nodes), len(launches), regions)
         return plan
 
     def run(self, call: Call, program: Program | None = None) -> list[Any]:

@@ -15,6 +15,7 @@ from xrt.module.dispatch import NO_MATCH, FastPath, make_type_check
 from xrt.module.engines import IMPLICIT
 from xrt.module.model_source import ModelSource, StaticModel
 from xrt.module.options import Buckets, ModuleOptions, Shapes, parse_shapes
+from xrt.partition.support_matrix import DeviceMap
 from xrt.placement.sizes import Sizes, list_open_axes, read_sizes
 
 if TYPE_CHECKING:
@@ -319,7 +320,7 @@ class SizePolicy:
             return self.padding
         with programs.planning_lock:
             engines = programs.engines
-            if not self._is_decided and not engines.is_auto and engines.context.device == "cpu" and not engines.devices:
+            if not self._is_decided and not engines.is_auto and engines.device_map == DeviceMap("cpu"):
                 self.padding = self._make_padding(engines, None)
             self._is_decided = True
         return self.padding
@@ -334,7 +335,7 @@ class SizePolicy:
         from xrt.passes.padding import pad_dims
 
         source = self.source
-        if source.is_traced or engines.context.device != "cpu" or engines.devices:
+        if source.is_traced or engines.device_map != DeviceMap("cpu"):
             why = "is an xrt.Graph; pass graph.trace(...) with named extents" if source.is_traced else "runs on a device"
             raise OptionError(f"Buckets(...) pads symbolic dims of a model on the CPU, and this module {why}")
         dims = dict.fromkeys(name for _, _, name in list_open_axes(source.inputs))

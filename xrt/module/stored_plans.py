@@ -49,6 +49,7 @@ from xrt.module.engines import IMPLICIT
 from xrt.module.model_source import DeferredModel, ModelSource, StaticModel, load_unchanged
 from xrt.module.programs import BuildContext, SavedSpecialization, Specialization, optimize
 from xrt.partition.plan import Plan, launch_node
+from xrt.partition.support_matrix import DeviceMap
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
@@ -150,8 +151,7 @@ def find_stored_plans(model: Any, cache: CompileCache, settings: ModuleOptions, 
     if not isinstance(model, str | os.PathLike) or not isinstance(cache.disk, DiskTier) or not hasattr(os, "preadv"):
         return None
     has_options = settings.isolate.engines or settings.clustering.pins or settings.check or settings.dump_subgraph_dir
-    is_elsewhere = engines.context.device != "cpu" or engines.devices
-    if has_options or is_elsewhere or engines.is_auto or settings.choice.is_quantized:
+    if has_options or engines.device_map != DeviceMap("cpu") or engines.is_auto or settings.choice.is_quantized:
         return None
     path = Path(model).absolute()
     if (stamp := identify_file(path)) is None or (signature := _make_signature(path, settings, engines)) is None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
+
+from xrt.graph.device_names import normalize_device, parse_device_kind
+from xrt.partition.support_matrix import SupportMatrix
 
 if TYPE_CHECKING:
+    from xrt.engines import GraphCompiler
     from xrt.graph import Function
     from xrt.partition.options import ClusteringOptions
+    from xrt.partition.support_matrix import DeviceMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,12 +260,48 @@ class Clustering:
         return [engine_of[node] for node in range(len(engine_of))]
 
 
-Devices: TypeAlias = Callable[[Sequence[int]], Sequence[str]]
-"""Returns the device of each node for the engine index of each node; an empty device means any device."""
+@dataclass(frozen=True, slots=True)
+class NodeDevices:
+    """Determines the device of each node for a choice of engines."""
+
+    function: Function
+    specs: Sequence[str]
+    device_map: DeviceMap
+    required: tuple[str, ...]
+    """The normalized device that each node requires, or an empty string."""
+    support_elsewhere: Sequence[SupportMatrix]
+    """One matrix for each kind of device that some node requires, except the kind of the plan's device."""
+
+    @classmethod
+    def query(cls, function: Function, engines: Sequence[GraphCompiler], device_map: DeviceMap) -> NodeDevices:
+        """Query the engines about the kinds of device that nodes require, except the kind of the plan's device."""
+        required = tuple(normalize_device(node.device) for node in function.nodes)
+        kinds = {parse_device_kind(name) for name in required if name} - {parse_device_kind(device_map.device)}
+        support_elsewhere = tuple(SupportMatrix.of(function, engines, kind) for kind in sorted(kinds))
+        return cls(function, [engine.spec for engine in engines], device_map, required, support_elsewhere)
+
+    def list_devices(self, engines: Sequence[int]) -> list[str]:
+        """List the device of each node on its engine, given by index; an empty string means the device of its neighbors.
+
+        A device that the node requires, or that the DeviceMap has for the engine, is fixed. Any other node may run on the device
+        of its neighbors if its engine supports it there, because this saves a copy.
+        """
+        # The common case: devices of one kind, and none requested for an engine.
+        if not self.device_map.by_engine and not self.support_elsewhere:
+            return list(self.required)
+        pairs = enumerate(zip(self.required, engines, strict=True))
+        return [device or self._find_device(index, engine) for index, (device, engine) in pairs]
+
+    def _find_device(self, node: int, engine: int) -> str:
+        device = self.device_map.by_engine.get(self.specs[engine])
+        if device is not None:
+            return normalize_device(device)
+        is_movable = all(support.reason(node, engine) is None for support in self.support_elsewhere)
+        return "" if is_movable else normalize_device(self.device_map.device)
 
 
 def cluster(
-    function: Function, candidates: Sequence[tuple[int, ...]], options: ClusteringOptions, devices: Devices
+    function: Function, candidates: Sequence[tuple[int, ...]], options: ClusteringOptions, devices: NodeDevices
 ) -> Clustering:
     """Cluster the nodes, each on the first candidate engine on which its cluster has at least ``minimum_nodes`` nodes.
 
@@ -275,7 +316,7 @@ def cluster(
     dissolved: dict[tuple[int, int], int] = {}
     while True:
         engines = [engines[position] for engines, position in zip(candidates, positions, strict=True)]
-        clusters = _form_clusters(function, graph, engines, devices(engines), options)
+        clusters = _form_clusters(function, graph, engines, devices.list_devices(engines), options)
         leaving = _select_leaving_nodes(clusters, candidates, positions, options.minimum_nodes)
         if not leaving:
             return Clustering(tuple(clusters), dissolved)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from xrt.engines.contract.options import check_options, option
-from xrt.errors import OptionError, did_you_mean
+from xrt.errors import OptionError
 from xrt.graph.node import OPERATOR_PATTERN, compile_patterns
 
 if TYPE_CHECKING:
@@ -113,15 +113,6 @@ class ClusteringOptions:
         names = ("minimum_nodes", "maximum_nodes")
         shown = [f"{name}={getattr(self, name)}" for name in names if getattr(self, name) != getattr(default, name)]
         return ", ".join([*shown, *(f"pin {str(pin)!r}" for pin in self.pins)])
-
-    def check_pins(self, engines: Iterable[tuple[str, str]]) -> None:
-        """Raise OptionError for a pin to an engine that is not among the (name, spec) pairs."""
-        names = sorted({name for pair in engines for name in pair})
-        for pin in self.pins:
-            if pin.engine not in names:
-                hint = did_you_mean(pin.engine, names)
-                listed = ", ".join(names)
-                raise OptionError(f"pin {str(pin)!r} names engine {pin.engine!r}, which is not in the list: {listed}.{hint}")
 
 
 def read_options(values: Mapping[str, Any]) -> ClusteringOptions:

@@ -5,22 +5,165 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from xrt.errors import OptionError, PlanError, did_you_mean
-from xrt.graph import Function, TensorType
+from xrt.graph import FrozenDict, Function, TensorType
 from xrt.graph.device_names import normalize_device
 from xrt.graph.function import pause_gc
-from xrt.partition.clustering import Cluster, DependencyGraph, cluster
+from xrt.graph.schemas import latest_version
+from xrt.partition.clustering import Cluster, DependencyGraph, NodeDevices, cluster
 from xrt.partition.fold import fold
 from xrt.partition.options import ClusteringOptions
 from xrt.partition.plan import Plan, Reason
-from xrt.partition.support_matrix import DeviceMap, EligibleEngines, NodeDevices, Refused, check_all_supported
+from xrt.partition.support_matrix import DeviceMap, SupportMatrix
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.graph import Node
-    from xrt.partition.support_matrix import SupportMatrix
+    from xrt.partition.options import Pin
+
+Refused: TypeAlias = tuple[str, str, str]
+"""(Name of a node, spec of an engine that refused to compile the node, reason)."""
+Exclusions: TypeAlias = dict[tuple[int, int], str]
+"""(Node index, engine index) to the reason why the node must not run on the engine, even if the engine supports it."""
+MAX_LISTED_NODES = 20  # in an error text
+
+
+@dataclass(frozen=True, slots=True)
+class EligibleEngines:
+    """The engines that may run each node, and the reasons why other engines may not."""
+
+    engines: tuple[str, ...]
+    """Specs, by priority."""
+    capability: SupportMatrix
+    exclusions: Mapping[tuple[int, int], str]
+    """See `Exclusions`: because of refusals, pins, or state that the engine would copy."""
+    updating_engines: Mapping[tuple[int, int], str] = FrozenDict()
+    """For exclusions because of state: (node index, engine index) to the spec of the engine that updates the state in place."""
+
+    @classmethod
+    def of(
+        cls,
+        function: Function,
+        engines: Sequence[GraphCompiler],
+        pins: Sequence[Pin],
+        refused: Sequence[Refused],
+        device: str | DeviceMap,
+        capability: SupportMatrix | None = None,
+    ) -> EligibleEngines:
+        """Combine support of nodes, refusals and pins. The engines are queried if ``capability`` is None.
+
+        Raises OptionError for a refusal of an unlisted engine or unknown node, and PlanError for a pin that matches no node.
+        """
+        specs = tuple(engine.spec for engine in engines)
+        exclusions = _list_pin_exclusions(function, [(engine.name, engine.spec) for engine in engines], pins)
+        exclusions.update(_list_refusal_exclusions(function, specs, refused))
+        return cls(specs, capability or SupportMatrix.of(function, engines, device), exclusions)
+
+    def candidates(self) -> list[tuple[int, ...]]:
+        """List for each node the indices of the engines that may run it, by priority."""
+        candidates = self.capability.list_supporting_engines()
+        for node, excluded_engine in self.exclusions:
+            candidates[node] = tuple(engine for engine in candidates[node] if engine != excluded_engine)
+        return candidates
+
+    def reason(self, node: int, engine: int) -> str | None:
+        """Explain why the node may not run on the engine, or return None if it may."""
+        return self.exclusions.get((node, engine)) or self.capability.reason(node, engine)
+
+    def format_reasons(self, node: int) -> str:
+        """Format the reasons of all engines in one line, for a node that no engine may run."""
+        return "; ".join(f"{spec}: {self.reason(node, engine)}" for engine, spec in enumerate(self.engines))
+
+
+def check_all_supported(
+    function: Function, choices: EligibleEngines, candidates: Sequence[tuple[int, ...]], pins: Sequence[Pin], strict: bool
+) -> None:
+    """Raise PlanError if nodes have no candidate; the error lists the nodes with the reason of each engine."""
+    unsupported = [index for index, engines in enumerate(candidates) if not engines]
+    if not unsupported:
+        return
+    nodes = [function.nodes[index] for index in unsupported]
+    count = f"{len(nodes)} of {len(function.nodes)} {'node' if len(function.nodes) == 1 else 'nodes'}"
+    broken_pins = [pin for pin in pins if any(pin.matches(pin.get_subject(node)) for node in nodes)]
+    if broken_pins:
+        message = f"{', '.join(repr(str(pin)) for pin in broken_pins)} cannot be satisfied: no engine is left for {count}"
+        advice = "change the pin, or list an engine that takes them"
+    else:
+        message = f"no engine of the list ({', '.join(choices.engines)}) takes {count}"
+        advice = "list an engine that takes them"
+        # The reference engine supports only domains that onnx describes.
+        if strict and any(latest_version(node.domain) for node in nodes):
+            advice += ", or leave out strict=True so that the reference engine may"
+    listed = list(zip(unsupported, nodes, strict=True))[:MAX_LISTED_NODES]
+    lines = [f"\n  {node.name!r} ({node.op}): {choices.format_reasons(index)}" for index, node in listed]
+    more = f"\n  and {len(nodes) - MAX_LISTED_NODES} more" if len(nodes) > MAX_LISTED_NODES else ""
+    unsupported_names = () if broken_pins else tuple(node.name for node in nodes)
+    raise PlanError(f"{message}; {advice}:{''.join(lines)}{more}", unsupported_names)
+
+
+def _list_refusal_exclusions(function: Function, specs: Sequence[str], refused: Sequence[Refused]) -> Exclusions:
+    if not refused:
+        return {}
+    index_of = {node.name: index for index, node in enumerate(function.nodes)}
+    exclusions: Exclusions = {}
+    for node, engine, reason in refused:
+        if engine not in specs:
+            hint = did_you_mean(engine, specs)
+            raise OptionError(f"a refusal names engine {engine!r}, which is not in the list: {', '.join(specs)}.{hint}")
+        if node not in index_of:
+            hint = did_you_mean(node, index_of)
+            raise OptionError(f"a refusal names node {node!r}, which is not in function {function.name!r}.{hint}")
+        exclusions[index_of[node], specs.index(engine)] = reason
+    return exclusions
+
+
+def _list_pin_exclusions(function: Function, engines: Sequence[tuple[str, str]], pins: Sequence[Pin]) -> Exclusions:
+    """List the exclusions that follow from pins; ``engines`` are (name, spec) pairs."""
+    exclusions: Exclusions = {}
+    for node, pin in _match_pins(function, pins):
+        reason = f"{'kept from' if pin.forbid else 'pinned to'} {pin.engine} by {str(pin)!r}"
+        for engine, (name, spec) in enumerate(engines):
+            # A forbidding pin excludes its engine, a forcing pin all others.
+            if pin.covers_engine(name, spec) is pin.forbid:
+                exclusions.setdefault((node, engine), reason)
+    return exclusions
+
+
+def _match_pins(function: Function, pins: Sequence[Pin]) -> Iterator[tuple[int, Pin]]:
+    """Yield (node index, pin) pairs: for each node all forbidding pins that match it, and the last forcing pin.
+
+    Raises PlanError for a pin that matches no node.
+    """
+    # `Pin.by` to operators or names to node indices.
+    indices: dict[str, dict[str, list[int]]] = {}
+    forced: dict[int, Pin] = {}
+    for pin in pins:
+        if pin.by not in indices:
+            indices[pin.by] = _group_by_subject(function, pin)
+        by_subject = indices[pin.by]
+        subjects = list(pin.find_matches(by_subject))
+        if not subjects:
+            hint = did_you_mean(pin.patterns[0], by_subject)
+            raise PlanError(f"pin {str(pin)!r} matches no node of function {function.name!r}.{hint}")
+        matched = [node for subject in subjects for node in by_subject[subject]]
+        if pin.forbid:
+            yield from ((node, pin) for node in matched)
+        else:
+            forced.update(dict.fromkeys(matched, pin))
+    yield from forced.items()
+
+
+def _group_by_subject(function: Function, pin: Pin) -> dict[str, list[int]]:
+    """Map operators, or names if the pin matches by name, to node indices."""
+    indices: dict[str, list[int]] = {}
+    for index, node in enumerate(function.nodes):
+        indices.setdefault(pin.get_subject(node), []).append(index)
+    return indices
+
+
+# ---------------------------------------------------------------------- updates of state
 
 # Copying this many bytes of state per call takes longer than a separate region: 20 us at 13 GB/s.
 MIN_COPIED_BYTES = 1 << 18
@@ -143,7 +286,7 @@ def partition(
     names = [(engine.name, engine.spec) for engine in engines]
     specs = [spec for _, spec in names]
     check_engines(specs, implicit)
-    options.check_pins(names)
+    _check_pins(options.pins, names)
     with pause_gc(len(function.nodes)):
         device_map = DeviceMap.from_device(device)
         choices = EligibleEngines.of(function, engines, options.pins, refused, device_map, capability)
@@ -151,7 +294,7 @@ def partition(
             choices = place_updates(function, engines, choices, list(map(device_map.get_device, specs)))
         candidates = choices.candidates()
         check_all_supported(function, choices, candidates, options.pins, strict)
-        clustering = cluster(function, candidates, options, NodeDevices.query(function, engines, device_map).list_devices)
+        clustering = cluster(function, candidates, options, NodeDevices.query(function, engines, device_map))
         engine_of = clustering.list_engines()
         folded = fold(function, clustering.clusters, names)
 
@@ -174,6 +317,16 @@ def check_engines(specs: Sequence[str], implicit: str | None) -> None:
     if implicit is not None and implicit not in specs:
         hint = did_you_mean(implicit, specs)
         raise OptionError(f"implicit={implicit!r} is not in the list of engines: {', '.join(specs)}.{hint}")
+
+
+def _check_pins(pins: Sequence[Pin], engines: Sequence[tuple[str, str]]) -> None:
+    """Raise OptionError for a pin to an engine that is not among the (name, spec) pairs."""
+    names = {name for pair in engines for name in pair}
+    for pin in pins:
+        if pin.engine not in names:
+            hint = did_you_mean(pin.engine, sorted(names))
+            listed = ", ".join(sorted(names))
+            raise OptionError(f"pin {str(pin)!r} names engine {pin.engine!r}, which is not in the list: {listed}.{hint}")
 
 
 def _explain(
@@ -222,7 +375,7 @@ def plan_from_assignment(
         node_devices = NodeDevices.query(function, engines, device_map)
         if groups is None:
             candidates = [(engine,) for engine in engine_of]
-            clusters = cluster(function, candidates, ClusteringOptions(), node_devices.list_devices).clusters
+            clusters = cluster(function, candidates, ClusteringOptions(), node_devices).clusters
         else:
             clusters = _make_clusters(function, engine_of, groups, node_devices.list_devices(engine_of))
         folded = fold(function, clusters, names)

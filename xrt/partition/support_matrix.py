@@ -1,21 +1,17 @@
-"""Which engines may run which nodes, and why others may not: support by the engines, pins, and refusals to compile."""
+"""Which engines support which nodes, and why others do not; the devices of the engines."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
-from xrt.errors import OptionError, PlanError, did_you_mean
 from xrt.graph import Attribute, AttrKind, FrozenDict, Function, Node, Type
-from xrt.graph.device_names import normalize_device, parse_device_kind
-from xrt.graph.schemas import latest_version
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
-    from xrt.partition.options import Pin
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,146 +142,6 @@ def _make_attribute_key(attribute: Attribute) -> tuple[object, ...]:
     return (attribute.name, attribute.kind, repr(attribute.value))
 
 
-Refused: TypeAlias = tuple[str, str, str]
-"""(Name of a node, spec of an engine that refused to compile the node, reason)."""
-Exclusions: TypeAlias = dict[tuple[int, int], str]
-"""(Node index, engine index) to the reason why the node must not run on the engine, even if the engine supports it."""
-MAX_LISTED_NODES = 20  # in an error text
-
-
-@dataclass(frozen=True, slots=True)
-class EligibleEngines:
-    """The engines that may run each node, and the reasons why other engines may not."""
-
-    engines: tuple[str, ...]
-    """Specs, by priority."""
-    capability: SupportMatrix
-    exclusions: Mapping[tuple[int, int], str]
-    """See `Exclusions`: because of refusals, pins, or state that the engine would copy."""
-    updating_engines: Mapping[tuple[int, int], str] = FrozenDict()
-    """For exclusions because of state: (node index, engine index) to the spec of the engine that updates the state in place."""
-
-    @classmethod
-    def of(
-        cls,
-        function: Function,
-        engines: Sequence[GraphCompiler],
-        pins: Sequence[Pin],
-        refused: Sequence[Refused],
-        device: str | DeviceMap,
-        capability: SupportMatrix | None = None,
-    ) -> EligibleEngines:
-        """Combine support of nodes, refusals and pins. The engines are queried if ``capability`` is None.
-
-        Raises OptionError for a refusal of an unlisted engine or unknown node, and PlanError for a pin that matches no node.
-        """
-        specs = tuple(engine.spec for engine in engines)
-        exclusions = _list_pin_exclusions(function, [(engine.name, engine.spec) for engine in engines], pins)
-        exclusions.update(_list_refusal_exclusions(function, specs, refused))
-        return cls(specs, capability or SupportMatrix.of(function, engines, device), exclusions)
-
-    def candidates(self) -> list[tuple[int, ...]]:
-        """List for each node the indices of the engines that may run it, by priority."""
-        candidates = self.capability.list_supporting_engines()
-        for node, excluded_engine in self.exclusions:
-            candidates[node] = tuple(engine for engine in candidates[node] if engine != excluded_engine)
-        return candidates
-
-    def reason(self, node: int, engine: int) -> str | None:
-        """Explain why the node may not run on the engine, or return None if it may."""
-        return self.exclusions.get((node, engine)) or self.capability.reason(node, engine)
-
-    def format_reasons(self, node: int) -> str:
-        """Format the reasons of all engines in one line, for a node that no engine may run."""
-        return "; ".join(f"{spec}: {self.reason(node, engine)}" for engine, spec in enumerate(self.engines))
-
-
-def check_all_supported(
-    function: Function, choices: EligibleEngines, candidates: Sequence[tuple[int, ...]], pins: Sequence[Pin], strict: bool
-) -> None:
-    """Raise PlanError if nodes have no candidate; the error lists the nodes with the reason of each engine."""
-    unsupported = [index for index, engines in enumerate(candidates) if not engines]
-    if not unsupported:
-        return
-    nodes = [function.nodes[index] for index in unsupported]
-    count = f"{len(nodes)} of {len(function.nodes)} {'node' if len(function.nodes) == 1 else 'nodes'}"
-    broken_pins = [pin for pin in pins if any(pin.matches(pin.get_subject(node)) for node in nodes)]
-    if broken_pins:
-        message = f"{', '.join(repr(str(pin)) for pin in broken_pins)} cannot be satisfied: no engine is left for {count}"
-        advice = "change the pin, or list an engine that takes them"
-    else:
-        message = f"no engine of the list ({', '.join(choices.engines)}) takes {count}"
-        advice = "list an engine that takes them"
-        # The reference engine supports only domains that onnx describes.
-        if strict and any(latest_version(node.domain) for node in nodes):
-            advice += ", or leave out strict=True so that the reference engine may"
-    listed = list(zip(unsupported, nodes, strict=True))[:MAX_LISTED_NODES]
-    lines = [f"\n  {node.name!r} ({node.op}): {choices.format_reasons(index)}" for index, node in listed]
-    more = f"\n  and {len(nodes) - MAX_LISTED_NODES} more" if len(nodes) > MAX_LISTED_NODES else ""
-    unsupported_names = () if broken_pins else tuple(node.name for node in nodes)
-    raise PlanError(f"{message}; {advice}:{''.join(lines)}{more}", unsupported_names)
-
-
-def _list_refusal_exclusions(function: Function, specs: Sequence[str], refused: Sequence[Refused]) -> Exclusions:
-    if not refused:
-        return {}
-    index_of = {node.name: index for index, node in enumerate(function.nodes)}
-    exclusions: Exclusions = {}
-    for node, engine, reason in refused:
-        if engine not in specs:
-            hint = did_you_mean(engine, specs)
-            raise OptionError(f"a refusal names engine {engine!r}, which is not in the list: {', '.join(specs)}.{hint}")
-        if node not in index_of:
-            hint = did_you_mean(node, index_of)
-            raise OptionError(f"a refusal names node {node!r}, which is not in function {function.name!r}.{hint}")
-        exclusions[index_of[node], specs.index(engine)] = reason
-    return exclusions
-
-
-def _list_pin_exclusions(function: Function, engines: Sequence[tuple[str, str]], pins: Sequence[Pin]) -> Exclusions:
-    """List the exclusions that follow from pins; ``engines`` are (name, spec) pairs."""
-    exclusions: Exclusions = {}
-    for node, pin in _match_pins(function, pins):
-        reason = f"{'kept from' if pin.forbid else 'pinned to'} {pin.engine} by {str(pin)!r}"
-        for engine, (name, spec) in enumerate(engines):
-            # A forbidding pin excludes its engine, a forcing pin all others.
-            if pin.covers_engine(name, spec) is pin.forbid:
-                exclusions.setdefault((node, engine), reason)
-    return exclusions
-
-
-def _match_pins(function: Function, pins: Sequence[Pin]) -> Iterator[tuple[int, Pin]]:
-    """Yield (node index, pin) pairs: for each node all forbidding pins that match it, and the last forcing pin.
-
-    Raises PlanError for a pin that matches no node.
-    """
-    # `Pin.by` to operators or names to node indices.
-    indices: dict[str, dict[str, list[int]]] = {}
-    forced: dict[int, Pin] = {}
-    for pin in pins:
-        if pin.by not in indices:
-            indices[pin.by] = _group_by_subject(function, pin)
-        by_subject = indices[pin.by]
-        subjects = list(pin.find_matches(by_subject))
-        if not subjects:
-            hint = did_you_mean(pin.patterns[0], by_subject)
-            raise PlanError(f"pin {str(pin)!r} matches no node of function {function.name!r}.{hint}")
-        matched = [node for subject in subjects for node in by_subject[subject]]
-        if pin.forbid:
-            yield from ((node, pin) for node in matched)
-        else:
-            forced.update(dict.fromkeys(matched, pin))
-    yield from forced.items()
-
-
-def _group_by_subject(function: Function, pin: Pin) -> dict[str, list[int]]:
-    """Map operators, or names if the pin matches by name, to node indices."""
-    indices: dict[str, list[int]] = {}
-    for index, node in enumerate(function.nodes):
-        indices.setdefault(pin.get_subject(node), []).append(index)
-    return indices
-
-
 @dataclass(frozen=True, slots=True)
 class DeviceMap:
     """The device on which each engine runs nodes that require no device."""
@@ -302,43 +158,3 @@ class DeviceMap:
 
     def get_device(self, spec: str) -> str:
         return self.by_engine.get(spec, self.device)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeDevices:
-    """Determines the device of each node for a choice of engines."""
-
-    function: Function
-    specs: Sequence[str]
-    device_map: DeviceMap
-    required: tuple[str, ...]
-    """The normalized device that each node requires, or an empty string."""
-    support_elsewhere: Sequence[SupportMatrix]
-    """One matrix for each kind of device that some node requires, except the kind of the plan's device."""
-
-    @classmethod
-    def query(cls, function: Function, engines: Sequence[GraphCompiler], device_map: DeviceMap) -> NodeDevices:
-        """Query the engines about the kinds of device that nodes require, except the kind of the plan's device."""
-        required = tuple(normalize_device(node.device) for node in function.nodes)
-        kinds = {parse_device_kind(name) for name in required if name} - {parse_device_kind(device_map.device)}
-        support_elsewhere = tuple(SupportMatrix.of(function, engines, kind) for kind in sorted(kinds))
-        return cls(function, [engine.spec for engine in engines], device_map, required, support_elsewhere)
-
-    def list_devices(self, engines: Sequence[int]) -> list[str]:
-        """List the device of each node on its engine, given by index; an empty string means the device of its neighbors.
-
-        A device that the node requires, or that the DeviceMap has for the engine, is fixed. Any other node may run on the device
-        of its neighbors if its engine supports it there, because this saves a copy.
-        """
-        # The common case: devices of one kind, and none requested for an engine.
-        if not self.device_map.by_engine and not self.support_elsewhere:
-            return list(self.required)
-        pairs = enumerate(zip(self.required, engines, strict=True))
-        return [device or self._find_device(index, engine) for index, (device, engine) in pairs]
-
-    def _find_device(self, node: int, engine: int) -> str:
-        device = self.device_map.by_engine.get(self.specs[engine])
-        if device is not None:
-            return normalize_device(device)
-        is_movable = all(support.reason(node, engine) is None for support in self.support_elsewhere)
-        return "" if is_movable else normalize_device(self.device_map.device)

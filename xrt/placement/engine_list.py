@@ -11,6 +11,7 @@ from xrt.engines.contract import registry
 from xrt.engines.contract.proxy import LazyEngine
 from xrt.errors import EngineUnavailable, OptionError, PlacementWarning, warn
 from xrt.graph import FrozenDict
+from xrt.partition.support_matrix import DeviceMap
 from xrt.runtime import parse_device_kind
 from xrt.runtime.devices.registry import Streams
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from xrt.engines.contract.registry import EngineStatus
     from xrt.graph import Function, Node
     from xrt.partition import Launch
-    from xrt.partition.support_matrix import DeviceMap
     from xrt.placement import CostStore
     from xrt.placement.result import PlacementRequest
 
@@ -42,16 +42,9 @@ class EngineList:
     is_auto: bool = False
     left_out: tuple[str, ...] = ()
     """A message for each engine that ``"auto"`` would include but that cannot be used, with the reason."""
-    devices: Mapping[str, str] = FrozenDict()
-    """Devices by spec, for engines on another device than the module's."""
+    device_map: DeviceMap = field(default_factory=DeviceMap)
     reduced_engines: tuple[GraphCompiler, ...] = ()
     streams: Streams = field(default_factory=Streams, compare=False)
-
-    @property
-    def device_map(self) -> DeviceMap:
-        from xrt.partition.support_matrix import DeviceMap
-
-        return DeviceMap(self.context.device, self.devices)
 
     @property
     def specs(self) -> tuple[str, ...]:
@@ -65,7 +58,7 @@ class EngineList:
         """Make the request to place a Function on these engines; ``fields`` add or override fields of PlacementRequest."""
         from xrt.placement.result import PlacementRequest
 
-        defaults = {"engines": self.engines, "implicit": self.implicit, "devices": self.devices}
+        defaults = {"engines": self.engines, "implicit": self.implicit, "devices": self.device_map.by_engine}
         return PlacementRequest(function, context=self.context, **{**defaults, **fields})
 
     def get_host_engine(self, launch: Launch) -> GraphCompiler | None:

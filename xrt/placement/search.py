@@ -26,7 +26,7 @@ from xrt.partition.clustering import DependencyGraph, QuotientGraph, find_engine
 from xrt.partition.cost_table import BOUNDARY, LAUNCH, CostTable
 from xrt.partition.fold import extract_subgraph
 from xrt.partition.partitioner import plan_from_assignment
-from xrt.partition.support_matrix import EligibleEngines
+from xrt.partition.support_matrix import SupportMatrix
 from xrt.processes.background import OutOfTime
 
 if TYPE_CHECKING:
@@ -78,12 +78,11 @@ class PlanningGraph:
         device: str | DeviceMap = "cpu",
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> PlanningGraph:
-        eligible = EligibleEngines.of(function, engines, (), (), device)
         supported = [0] * len(engines)
-        for index, node_engines in enumerate(eligible.candidates()):
+        for index, node_engines in enumerate(SupportMatrix.of(function, engines, device).list_supporting_engines()):
             for engine in node_engines:
                 supported[engine] |= 1 << index
-        return cls(function, eligible.engines, tuple(supported), is_stopped)
+        return cls(function, tuple(engine.spec for engine in engines), tuple(supported), is_stopped)
 
     def __len__(self) -> int:
         return len(self.function.nodes)
