@@ -60,7 +60,7 @@ def same(devices: World, results: Any, function: Function, inputs: Sequence[Any]
 
 def is_held(function: Function) -> bool:
     """Whether a device can have all of its nodes."""
-    return all(SupportMatrix.of(function, [Toy(native="off")], "cuda").list_supporting_engines())
+    return all(SupportMatrix.of(function, [Toy(native="off")], DeviceMap("cuda")).supporting_engines)
 
 
 @GRAPHS
@@ -100,7 +100,7 @@ def test_mixture_law(first: int) -> None:
     """Law 5: nodes that alternate between the host and a device, or two devices, compute what each of them does."""
     for seed, function, inputs in graphs(first):
         other = "cuda:1" if is_held(function) and seed % 2 else "cpu"
-        willing = SupportMatrix.of(function, [HERE, THERE], DeviceMap("cuda", {THERE.spec: other})).list_supporting_engines()
+        willing = SupportMatrix.of(function, [HERE, THERE], DeviceMap("cuda", {THERE.spec: other})).supporting_engines
         names = [(node.name, (at + seed) % 2) for at, node in enumerate(function.nodes)]
         pins = [
             f"name:{name}={(HERE, THERE)[to].spec}" for (name, to), may in zip(names, willing, strict=True) if to in may and name

@@ -389,6 +389,6 @@ def test_a_node_that_names_no_device_goes_along_only_where_its_engine_takes_it()
 
 def test_a_device_of_an_engine_is_a_constraint() -> None:
     nodes = [node("Red", "x", "a", name="a"), node("Blue", "a", "b", name="b"), node("Red", "b", "c", name="c")]
-    plan = partition(function(nodes, "c"), [engine("red", "Red"), engine("all")], device=DeviceMap("cuda", {"all": "cpu"}))
+    plan = partition(function(nodes, "c"), [engine("red", "Red"), engine("all")], device_map=DeviceMap("cuda", {"all": "cpu"}))
     assert placed(plan) == [("cuda:0", ("a",)), ("cpu", ("b",)), ("cuda:0", ("c",))]
     assert [(copy.value, copy.source, copy.target) for copy in plan.copies] == [("a", "cuda:0", "cpu"), ("b", "cpu", "cuda:0")]

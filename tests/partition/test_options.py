@@ -15,6 +15,7 @@ from xrt.engines import GraphCompiler
 from xrt.errors import OptionError, PlanError
 from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.partition import ClusteringOptions, Pin, SupportMatrix, partition
+from xrt.partition.support_matrix import DeviceMap
 
 HELP = "a pin reads like 'Conv|Gemm=ort' (force), 'Softmax!=tvm' (forbid) or 'name:/layer1/*=ort' (by node name)"
 
@@ -185,7 +186,7 @@ def test_a_region_may_wait_for_more_than_its_first_nodes_need() -> None:
 
 def asked_about(graph: Function) -> list[str]:
     curious = engine("curious")
-    SupportMatrix.of(graph, [curious], "cpu")
+    SupportMatrix.of(graph, [curious], DeviceMap())
     return type(curious).asked  # type: ignore[attr-defined, no-any-return]  # the mock's own list
 
 
@@ -295,7 +296,7 @@ def test_an_engine_is_not_asked_about_a_device_that_it_does_not_run_on() -> None
     """Nodes without a device run where the module does."""
     elsewhere = function([node("Red", "x", "y", name="n", device="cuda:1")], "y")
     for graph, device, name in ((elsewhere, "cpu", "cuda:1"), (chain("R"), "cuda", "cuda")):
-        plan = partition(graph, [broken(ValueError("asked")), engine("all")], device=device)
+        plan = partition(graph, [broken(ValueError("asked")), engine("all")], device_map=DeviceMap(device))
         assert [r.text for r in plan.reasons] == [f"the node runs on {name}; engine 'broken' runs on cpu"]
     with pytest.raises(PlanError, match=r"broken: the node runs on cuda; engine 'broken' runs on cpu"):
-        partition(chain("R"), [broken(None)], device="cuda")
+        partition(chain("R"), [broken(None)], device_map=DeviceMap("cuda"))

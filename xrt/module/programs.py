@@ -268,7 +268,7 @@ class Specialization:
             self._clustering,
             strict=self._settings.strict,
             implicit=engines.implicit,
-            device=engines.device_map,
+            device_map=engines.device_map,
             refused=exclusions,
             capability=self._support,
         )

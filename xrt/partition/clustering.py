@@ -8,13 +8,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from xrt.graph.device_names import normalize_device, parse_device_kind
-from xrt.partition.support_matrix import SupportMatrix
+from xrt.partition.support_matrix import DeviceMap, SupportMatrix
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.graph import Function
     from xrt.partition.options import ClusteringOptions
-    from xrt.partition.support_matrix import DeviceMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +276,7 @@ class NodeDevices:
         """Query the engines about the kinds of device that nodes require, except the kind of the plan's device."""
         required = tuple(normalize_device(node.device) for node in function.nodes)
         kinds = {parse_device_kind(name) for name in required if name} - {parse_device_kind(device_map.device)}
-        support_elsewhere = tuple(SupportMatrix.of(function, engines, kind) for kind in sorted(kinds))
+        support_elsewhere = tuple(SupportMatrix.of(function, engines, DeviceMap(kind)) for kind in sorted(kinds))
         return cls(function, [engine.spec for engine in engines], device_map, required, support_elsewhere)
 
     def list_devices(self, engines: Sequence[int]) -> list[str]:

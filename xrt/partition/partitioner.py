@@ -49,7 +49,7 @@ class EligibleEngines:
         engines: Sequence[GraphCompiler],
         pins: Sequence[Pin],
         refused: Sequence[Refused],
-        device: str | DeviceMap,
+        device_map: DeviceMap,
         capability: SupportMatrix | None = None,
     ) -> EligibleEngines:
         """Combine support of nodes, refusals and pins. The engines are queried if ``capability`` is None.
@@ -59,11 +59,11 @@ class EligibleEngines:
         specs = tuple(engine.spec for engine in engines)
         exclusions = _list_pin_exclusions(function, [(engine.name, engine.spec) for engine in engines], pins)
         exclusions.update(_list_refusal_exclusions(function, specs, refused))
-        return cls(specs, capability or SupportMatrix.of(function, engines, device), exclusions)
+        return cls(specs, capability or SupportMatrix.of(function, engines, device_map), exclusions)
 
     def candidates(self) -> list[tuple[int, ...]]:
         """List for each node the indices of the engines that may run it, by priority."""
-        candidates = self.capability.list_supporting_engines()
+        candidates = list(self.capability.supporting_engines)
         for node, excluded_engine in self.exclusions:
             candidates[node] = tuple(engine for engine in candidates[node] if engine != excluded_engine)
         return candidates
@@ -269,16 +269,16 @@ def partition(
     strict: bool = False,
     implicit: str | None = None,
     refused: Sequence[Refused] = (),
-    device: str | DeviceMap = "cpu",
+    device_map: DeviceMap = DeviceMap(),
     capability: SupportMatrix | None = None,
 ) -> Plan:
     """Partition a Function: a node runs on the first engine that supports it and that no pin, refusal or `minimum_nodes` forbids.
 
     ``engines`` are in order of priority. ``implicit`` is the spec of the engine that was added although the user did not list it;
     the Plan records it. ``strict`` says that the user does not want such an engine, which changes an error text. ``refused`` are
-    (node, engine spec, reason) triples of nodes that engines refused to compile in an earlier Plan. ``device`` is the default
-    device of nodes, or a DeviceMap if engines have different devices; no device is accessed. ``capability`` is the support of
-    nodes, if the engines were queried already.
+    (node, engine spec, reason) triples of nodes that engines refused to compile in an earlier Plan. ``device_map`` has
+    the devices of nodes that require none; no device is accessed. ``capability`` is the support of nodes, if the engines were
+    queried already.
 
     Raises OptionError for an engine that is listed twice, and for an unlisted engine in a pin, ``implicit`` or ``refused``.
     Raises PlanError if a pin cannot be satisfied or no engine supports a node. Linear in nodes and edges.
@@ -288,7 +288,6 @@ def partition(
     check_engines(specs, implicit)
     _check_pins(options.pins, names)
     with pause_gc(len(function.nodes)):
-        device_map = DeviceMap.from_device(device)
         choices = EligibleEngines.of(function, engines, options.pins, refused, device_map, capability)
         if function.aliases and len(engines) > 1:
             choices = place_updates(function, engines, choices, list(map(device_map.get_device, specs)))
@@ -354,14 +353,14 @@ def plan_from_assignment(
     *,
     groups: Mapping[str, int] | None = None,
     implicit: str | None = None,
-    device: str | DeviceMap = "cpu",
+    device_map: DeviceMap = DeviceMap(),
     capability: SupportMatrix | None = None,
 ) -> Plan:
     """Create a Plan from an explicit ``assignment`` of node names to engine specs.
 
     Without ``groups``, nodes are clustered into few regions, as in `partition`. Otherwise ``groups`` maps node names to region
-    numbers. To reproduce a Plan, pass the results of `map_nodes_to_engines` and `map_nodes_to_regions`. ``implicit``, ``device``
-    and ``capability`` have the same meaning as in `partition`.
+    numbers. To reproduce a Plan, pass the results of `map_nodes_to_engines` and `map_nodes_to_regions`. ``implicit``,
+    ``device_map`` and ``capability`` have the same meaning as in `partition`.
 
     Raises OptionError for an invalid list of engines. Raises PlanError if a node has no engine, if its engine is not listed or
     does not support it, or if groups form a cycle or mix engines or devices.
@@ -369,7 +368,6 @@ def plan_from_assignment(
     names = [(engine.name, engine.spec) for engine in engines]
     check_engines([spec for _, spec in names], implicit)
     with pause_gc(len(function.nodes)):
-        device_map = DeviceMap.from_device(device)
         choices = EligibleEngines.of(function, engines, (), (), device_map, capability)
         engine_of = _index_engines(function, choices, assignment)
         node_devices = NodeDevices.query(function, engines, device_map)

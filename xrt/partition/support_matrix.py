@@ -26,28 +26,25 @@ class SupportMatrix:
     """For each node of the Function, the index of its class."""
     reasons: tuple[tuple[str | None, ...], ...]
     """For each class, a reason or None per engine."""
+    supporting_engines: Sequence[tuple[int, ...]]
+    """For each node, the indices of the engines that support it, by priority."""
 
     @classmethod
-    def of(cls, function: Function, engines: Sequence[GraphCompiler], device: str | DeviceMap) -> SupportMatrix:
-        """Query every engine about every class of nodes. ``device`` is the default device of nodes, or a DeviceMap.
+    def of(cls, function: Function, engines: Sequence[GraphCompiler], device_map: DeviceMap) -> SupportMatrix:
+        """Query every engine about every class of nodes. ``device_map`` has the devices of nodes that require none.
 
         An engine that raises an exception, or returns neither a string nor None, does not support the node; the reason says so.
         Linear in the nodes; one call of `why_not` per engine and class.
         """
-        device_map = DeviceMap.from_device(device)
         class_of, examples = classify_nodes(function)
         by_engine = [query_engine(engine, device_map.get_device(engine.spec), examples, function) for engine in engines]
         by_class = tuple(tuple(reasons[index] for reasons in by_engine) for index in range(len(examples)))
-        return cls(class_of, by_class)
+        supporting = [tuple(i for i, reason in enumerate(row) if reason is None) for row in by_class]
+        return cls(class_of, by_class, [supporting[index] for index in class_of])
 
     def reason(self, node: int, engine: int) -> str | None:
         """Explain why the engine does not support the node, or return None if it does."""
         return self.reasons[self.class_of[node]][engine]
-
-    def list_supporting_engines(self) -> list[tuple[int, ...]]:
-        """List for each node the indices of the engines that support it, by priority."""
-        by_class = [tuple(i for i, reason in enumerate(row) if reason is None) for row in self.reasons]
-        return [by_class[index] for index in self.class_of]
 
 
 def classify_nodes(function: Function) -> tuple[Sequence[int], tuple[Node, ...]]:
@@ -150,11 +147,6 @@ class DeviceMap:
     """The plan's device: of inputs and outputs, and of engines without an entry in ``by_engine``."""
     by_engine: Mapping[str, str] = FrozenDict()
     """Engine spec to device."""
-
-    @classmethod
-    def from_device(cls, device: str | DeviceMap) -> DeviceMap:
-        """Convert a device name to a DeviceMap with this device for all engines; a DeviceMap is returned unchanged."""
-        return device if isinstance(device, DeviceMap) else cls(device)
 
     def get_device(self, spec: str) -> str:
         return self.by_engine.get(spec, self.device)

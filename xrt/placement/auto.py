@@ -285,7 +285,7 @@ class AutoPlacement:
             engines = tuple(engine for engine in engines if engine.spec in used_specs) or all_engines
             implicit = implicit if implicit in used_specs else None
         try:
-            plan = plan_from_assignment(function, engines, assignment, groups=groups, implicit=implicit, device=device_map)
+            plan = plan_from_assignment(function, engines, assignment, groups=groups, implicit=implicit, device_map=device_map)
         except PlanError:
             return plan_by_priority(request, f"{note}, but not all nodes can be")
         return replace(base, plan=plan).with_record(candidates=(), rounds=0, notes=(note,))
@@ -318,7 +318,7 @@ class AutoPlacement:
             return list(engines), implicit, ()
         listed = [engine for engine in engines if engine.spec != implicit]
         support = SupportMatrix.of(function, listed, device_map)
-        engines_by_node = support.list_supporting_engines()
+        engines_by_node = support.supporting_engines
         supporting_indices = set(chain.from_iterable(engines_by_node))
         selected, messages = [], []
         for index, engine in enumerate(listed):

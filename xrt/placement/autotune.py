@@ -170,8 +170,8 @@ def check_budget(budget: object) -> None:
 
 def plan_by_priority(request: PlacementRequest, reason: str) -> TuningResult:
     """Plan by the order of the engine list, without measurements. ``reason`` becomes a note of the result."""
-    function, implicit, device = request.function, request.implicit, request.device_map
-    plan = partition(function, request.engines, request.clustering, implicit=implicit, device=device)
+    function, implicit, device_map = request.function, request.implicit, request.device_map
+    plan = partition(function, request.engines, request.clustering, implicit=implicit, device_map=device_map)
     return TuningResult(plan, SearchRecord(notes=(reason,)), "priority")
 
 
@@ -260,7 +260,7 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
         return ()
 
     def run_planner(planner: Callable[..., T], **options: Any) -> T:
-        options |= {"device": search.request.device_map, "to_beat": to_beat}
+        options |= {"device_map": search.request.device_map, "to_beat": to_beat}
         work = partial(planner, search.function, engines, search.table, **options)
         return run_stoppable(end - search.clock(), lambda is_stopped: work(is_stopped=is_stopped))
 
@@ -463,7 +463,7 @@ class Search:
         """List the engines for mixtures: the fastest on the whole model, and the engine that supports most nodes but not all."""
         candidates = self.get_candidates(started=True)
         fastest = [plan.launches[0].engine for plan, _ in self.list_measured_wholes(started=True)]
-        engines_by_node = candidates.capability.list_supporting_engines()
+        engines_by_node = candidates.capability.supporting_engines
         counts = Counter(candidates.engines[index].spec for supporting in engines_by_node for index in supporting)
         # If no engine supports the whole model, all engines may be needed to cover every node.
         if not fastest:
@@ -686,8 +686,10 @@ class Search:
             engines, implicit = tuple(self.queries.list_engines()), self.request.implicit
 
         def rebuild(plan: Plan) -> Plan:
-            assignment, groups, device = map_nodes_to_engines(plan), map_nodes_to_regions(plan), self.request.device_map
-            plan = plan_from_assignment(self.function, engines, assignment, groups=groups, implicit=implicit, device=device)
+            assignment, groups, device_map = map_nodes_to_engines(plan), map_nodes_to_regions(plan), self.request.device_map
+            plan = plan_from_assignment(
+                self.function, engines, assignment, groups=groups, implicit=implicit, device_map=device_map
+            )
             return update_reasons(plan, unmeasured)
 
         return record.map_plans(rebuild)

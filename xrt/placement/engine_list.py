@@ -42,7 +42,7 @@ class EngineList:
     is_auto: bool = False
     left_out: tuple[str, ...] = ()
     """A message for each engine that ``"auto"`` would include but that cannot be used, with the reason."""
-    device_map: DeviceMap = field(default_factory=DeviceMap)
+    device_map: DeviceMap = DeviceMap()
     reduced_engines: tuple[GraphCompiler, ...] = ()
     streams: Streams = field(default_factory=Streams, compare=False)
 

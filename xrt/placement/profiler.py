@@ -582,7 +582,7 @@ def make_substitute_reference(request: PlacementRequest, implicit: str | None, e
     by_spec = {engine.spec: engine for engine in request.engines}
 
     def run(function: Function, inputs: Sequence[Any]) -> list[Any]:
-        plan = partition(function, engines, implicit=implicit, device=request.device_map)
+        plan = partition(function, engines, implicit=implicit, device_map=request.device_map)
         used = {launch.engine: load_engine(by_spec[launch.engine]) for launch in plan.launches}
         program = compile_plan(plan, used, request.context, CompileCache())
         if not isinstance(program, Program):

@@ -256,7 +256,7 @@ class Candidates:
         listed = tuple(engine for engine in engines if engine.spec != request.implicit)
         if request.implicit is not None and listed:
             candidates = cls(request, listed, None, tuple(engines))
-            if all(candidates.capability.list_supporting_engines()):
+            if all(candidates.capability.supporting_engines):
                 return candidates
         return cls(request, tuple(engines), request.implicit, tuple(engines))
 
@@ -273,19 +273,21 @@ class Candidates:
         self, engines: Sequence[GraphCompiler], implicit: str | None = None, capability: SupportMatrix | None = None
     ) -> Plan:
         function, options, device_map = self.request.function, self.request.clustering, self.request.device_map
-        return partition(function, engines, options, implicit=implicit, device=device_map, capability=capability)
+        return partition(function, engines, options, implicit=implicit, device_map=device_map, capability=capability)
 
     @cached_property
     def wholes(self) -> tuple[Plan, ...]:
         """The plans that run all nodes on one engine, if the caller's options allow that. Plans measured to fail are included."""
         function, device_map = self.request.function, self.request.device_map
         plans = []
-        engines_by_node = self.capability.list_supporting_engines()
+        engines_by_node = self.capability.supporting_engines
         for index, engine in enumerate(self.engines):
             if all(index in supporting for supporting in engines_by_node):
                 assignment = {node.name: engine.spec for node in function.nodes}
                 with suppress(PlanError):
-                    plan = plan_from_assignment(function, self.engines, assignment, device=device_map, capability=self.capability)
+                    plan = plan_from_assignment(
+                        function, self.engines, assignment, device_map=device_map, capability=self.capability
+                    )
                     if is_allowed(plan, self.engines, self.request.clustering):
                         plans.append(plan)
         return tuple(plans)

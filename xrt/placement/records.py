@@ -139,9 +139,11 @@ def plan_from_ranges(ranges: Sequence[NodeRange], request: PlacementRequest) -> 
     if len(assignment) < count:
         missing = next(node.name for node in function.nodes if node.name not in assignment)
         raise LockError(f"only {len(assignment)} of {count} nodes are placed; the first missing one is {missing!r}")
-    implicit, device = request.implicit, request.device_map
+    implicit, device_map = request.implicit, request.device_map
     try:
-        return plan_from_assignment(function, request.engines, assignment, groups=groups, implicit=implicit, device=device)
+        return plan_from_assignment(
+            function, request.engines, assignment, groups=groups, implicit=implicit, device_map=device_map
+        )
     except PlanError as error:
         raise LockError(f"the plan is impossible now: {error}") from error
 

@@ -26,14 +26,13 @@ from xrt.partition.clustering import DependencyGraph, QuotientGraph, find_engine
 from xrt.partition.cost_table import BOUNDARY, LAUNCH, CostTable
 from xrt.partition.fold import extract_subgraph
 from xrt.partition.partitioner import plan_from_assignment
-from xrt.partition.support_matrix import SupportMatrix
+from xrt.partition.support_matrix import DeviceMap, SupportMatrix
 from xrt.processes.background import OutOfTime
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.graph import Node
     from xrt.partition.plan import Launch, Plan
-    from xrt.partition.support_matrix import DeviceMap
 
 Region: TypeAlias = tuple[int, int]
 """Engine index and node mask."""
@@ -75,11 +74,11 @@ class PlanningGraph:
         cls,
         function: Function,
         engines: Sequence[GraphCompiler],
-        device: str | DeviceMap = "cpu",
+        device_map: DeviceMap = DeviceMap(),
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> PlanningGraph:
         supported = [0] * len(engines)
-        for index, node_engines in enumerate(SupportMatrix.of(function, engines, device).list_supporting_engines()):
+        for index, node_engines in enumerate(SupportMatrix.of(function, engines, device_map).supporting_engines):
             for engine in node_engines:
                 supported[engine] |= 1 << index
         return cls(function, tuple(engine.spec for engine in engines), tuple(supported), is_stopped)
@@ -533,7 +532,7 @@ def propose_plans(
     engines: Sequence[GraphCompiler],
     table: CostTable,
     *,
-    device: str | DeviceMap = "cpu",
+    device_map: DeviceMap = DeviceMap(),
     to_beat: float = math.inf,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[Plan, ...]:
@@ -542,21 +541,19 @@ def propose_plans(
     ``to_beat`` is the time of a plan in seconds: only plans predicted to be faster by the share `MIN_GAIN` are returned. Plans
     with a region known to fail are left out. Empty if a node has no engine. Raises OutOfTime soon after ``is_stopped()`` is true.
     """
-    graph = PlanningGraph.from_function(function, engines, device, is_stopped)
+    graph = PlanningGraph.from_function(function, engines, device_map, is_stopped)
     _, totals = rank_partitionings(graph, table)
     ranked = [p for p, seconds in totals.items() if seconds <= (1 - MIN_GAIN) * to_beat]
     mixtures = [p for p in ranked if len(p) > 1][:MAX_CANDIDATES]
     single_engines = [p for p in ranked if len(p) == 1]
-    plans = [_make_plan(graph, p, engines, device) for p in (*mixtures, *single_engines)]
+    plans = [_make_plan(graph, p, engines, device_map) for p in (*mixtures, *single_engines)]
     # The cost model does not look up every region, so that the table may know of one that fails.
     costs = [(predict_cost(function, plan, table).seconds, plan) for plan in plans]
     possible = [(seconds, plan) for seconds, plan in costs if math.isfinite(seconds)]
     return tuple(plan for _, plan in sorted(possible, key=itemgetter(0)))
 
 
-def _make_plan(
-    graph: PlanningGraph, partitioning: Partitioning, engines: Sequence[GraphCompiler], device: str | DeviceMap
-) -> Plan:
+def _make_plan(graph: PlanningGraph, partitioning: Partitioning, engines: Sequence[GraphCompiler], device_map: DeviceMap) -> Plan:
     groups: dict[str, int] = {}
     node_engines: dict[str, str] = {}
     for region_index, (engine, mask) in enumerate(partitioning):
@@ -564,7 +561,7 @@ def _make_plan(
             name = graph.function.nodes[index].name
             groups[name] = region_index
             node_engines[name] = graph.engines[engine]
-    return plan_from_assignment(graph.function, engines, node_engines, groups=groups, device=device)
+    return plan_from_assignment(graph.function, engines, node_engines, groups=groups, device_map=device_map)
 
 
 @dataclass(frozen=True, slots=True)
@@ -584,7 +581,7 @@ def choose_requests(
     engines: Sequence[GraphCompiler],
     table: CostTable = CostTable(),
     *,
-    device: str | DeviceMap = "cpu",
+    device_map: DeviceMap = DeviceMap(),
     to_beat: float = math.inf,
     skipped: Collection[tuple[str, str]] = (),
     is_stopped: Callable[[], bool] = lambda: False,
@@ -596,7 +593,7 @@ def choose_requests(
     are returned. ``skipped`` has the (shape key, engine) pairs that cannot be measured. Raises OutOfTime soon after
     ``is_stopped()``.
     """
-    graph = PlanningGraph.from_function(function, engines, device, is_stopped)
+    graph = PlanningGraph.from_function(function, engines, device_map, is_stopped)
     wholes = [(index, graph.whole) for index in range(len(engines)) if graph.supports((index, graph.whole))]
     if requests := tuple(_list_unmeasured(graph, table, wholes, skipped)):
         return requests  # the next requests depend on their costs

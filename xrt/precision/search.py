@@ -134,8 +134,8 @@ class Workbench:
         by_priority = self._partition(function, other_engines)
         assignment = {name: launch.engine for launch in by_priority.launches for name in launch.nodes}
         assignment |= dict.fromkeys(supported - set(exact_nodes), engine.spec)
-        implicit, device = self._find_implicit(other_engines), self.request.device_map
-        return plan_from_assignment(function, [engine, *other_engines], assignment, implicit=implicit, device=device)
+        implicit, device_map = self._find_implicit(other_engines), self.request.device_map
+        return plan_from_assignment(function, [engine, *other_engines], assignment, implicit=implicit, device_map=device_map)
 
     def _partition(self, function: Function, engines: Sequence[GraphCompiler]) -> Plan:
         request = self.request
@@ -145,7 +145,7 @@ class Workbench:
             # `CandidateSearch._try` checks limits and pins, and adds a note instead of an error.
             replace(request.clustering, minimum_nodes=1, maximum_nodes=None, pins=()),
             implicit=self._find_implicit(engines),
-            device=request.device_map,
+            device_map=request.device_map,
         )
 
     def _find_implicit(self, engines: Sequence[GraphCompiler]) -> str | None:
