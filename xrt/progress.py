@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, TextIO, TypeAlias
 
 from xrt.forking import renew_after_fork
@@ -131,16 +131,17 @@ def release_display() -> None:
     _display_lock.release()
 
 
-@contextmanager
-def show_progress(title: str, *, enabled: bool = True) -> Iterator[ReportStage]:
-    """Show progress of the block after `DELAY_SECONDS` seconds; yields a function that sets the text of the current stage.
+def show_progress(title: str, *, enabled: bool = True) -> AbstractContextManager[ReportStage | None]:
+    """Show progress of a ``with`` block after `DELAY_SECONDS` seconds; its value sets the text of the current stage.
 
-    Nothing is shown if ``enabled`` is False, if there is no display, or if the display is in use.
+    Nothing is shown, and the value is None, if ``enabled`` is False, if there is no display, or if the display is in use.
     """
     display = find_display() if enabled else None
-    if display is None or not claim_display():
-        yield lambda stage: None
-        return
+    return nullcontext() if display is None or not claim_display() else _show_on(display, title)
+
+
+@contextmanager
+def _show_on(display: TerminalLine | NotebookLine, title: str) -> Iterator[ReportStage]:
     line, is_done = ProgressLine(display, title), threading.Event()
     updater = threading.Thread(target=_update_until_done, args=(line, is_done), name="xrt-progress", daemon=True)
     try:

@@ -179,6 +179,8 @@ class Lease:
     def __init__(self, cache: CompileCache, entry: _Entry) -> None:
         self._entry: _Entry | None = None  # if result() raises, there is nothing to release
         self.executable: Executable = entry.future.result()
+        self.nbytes = entry.nbytes
+        """Bytes that the executable holds between calls."""
         self._cache = cache
         self._entry = entry
 

@@ -41,7 +41,7 @@ class Signature:
     it can be reused only for constants at these addresses.
     """
 
-    @property
+    @cached_property
     def memory_key(self) -> str:
         """Key in memory. On disk the key has no addresses, because a loaded executable reads the constants of its new model."""
         return self.key + self.memory

@@ -13,7 +13,7 @@ from threading import Lock, RLock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from xrt.cache.memory import MAX_IDLE_THREADS, MIN_BYTES, close_in_background, count_bytes
+from xrt.cache.memory import MAX_IDLE_THREADS, MIN_BYTES, close_in_background
 from xrt.errors import CompileRefused, FallbackWarning, InputError, PlanError, RunFailed, SignatureWarning, did_you_mean, warn
 from xrt.forking import renew_after_fork
 from xrt.graph import FrozenDict, Function
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from xrt.placement.auto import AutoPlacement, Placer
     from xrt.placement.engine_list import EngineList
     from xrt.precision.placement import ReducedPrecisionSearch
+    from xrt.progress import ReportStage
 
 _log = logging.getLogger(__name__)
 
@@ -125,8 +126,8 @@ class Specialization:
         self.compiled: Program | None = None
         self.refused: tuple[Refusal, ...] = ()
         self.checked = False
-        self.usage: tuple[Program, dict[int, tuple[int, int]]] | None = None
-        """Set by the `Dispatcher`: the program, and (bytes, threads) held between calls by the ``id`` of each executable."""
+        self.counted: Program | None = None
+        """The program whose memory and threads the `Dispatcher` counts."""
         self.tuned = tuned
         if tuned is not None and tuned.reduced_engines:
             self.engines = replace(context.engines, reduced_engines=tuned.reduced_engines)
@@ -235,7 +236,9 @@ class Specialization:
         """Compile a plan. Returns its Program, or the refusals if engines refused some of its regions."""
         settings, engines = self._settings, self.engines
         with show_progress(f"compiling {self.function.name}", enabled=settings.shows_progress) as show:
-            report = settings.progress if callable(settings.progress) else lambda done, n: show(f"{done} of {n} regions")
+            report = settings.progress if callable(settings.progress) else None
+            if show is not None:
+                report = partial(_show_regions, show)
             options: dict[str, Any] = {"streams": engines.streams, "graph": settings.cuda_graph, "blame_nodes": True}
             return compile_plan(plan, engines.by_spec, engines.context, self._cache, progress=report, **options)
 
@@ -336,6 +339,10 @@ class Specialization:
             if restore_error is not None:
                 raise restore_error
             return results
+
+
+def _show_regions(show: ReportStage, done: int, count: int) -> None:
+    show(f"{done} of {count} regions")
 
 
 def _has_index_error(error: BaseException | None) -> bool:
@@ -629,7 +636,7 @@ class Dispatcher:
             if key in self._builds:
                 self._drop(key)
             self._builds[key] = build
-            build.key, build.usage = key, None
+            build.key, build.counted = key, None
         self._shrink(build)
 
     def remove(self, build: Specialization) -> None:
@@ -660,17 +667,17 @@ class Dispatcher:
         with self._lock:
             if self._builds.get(build.key) is not build:
                 return True
-            if build.usage is not None and build.usage[0] is program:
+            if build.counted is program:
                 return False
-            build.usage = program, {id(x): (count_bytes(x), x.idle_threads) for x in program.executables}
+            build.counted = program
         self._shrink(build)
         return True
 
     def _sum_usage(self) -> tuple[int, int]:
         usage: dict[int, tuple[int, int]] = {}
         for build in self._builds.values():
-            if build.usage is not None:
-                usage |= build.usage[1]
+            if build.counted is not None:
+                usage |= build.counted.usage
         return sum(nbytes for nbytes, _ in usage.values()), sum(threads for _, threads in usage.values())
 
     @property

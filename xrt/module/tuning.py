@@ -184,7 +184,9 @@ def tune_throughput(
 
         def report(text: str) -> object:
             state = Progress(text, "", None, time.perf_counter() - began, seconds)
-            return progress(state) if callable(progress) else show(text)
+            if callable(progress):
+                return progress(state)
+            return None if show is None else show(text)
 
         tuned = ThroughputSweep(bench, ThroughputRequest(splits, sizes, bound, seconds), report=report, notes=notes).run()
         record, configuration = tuned.to_record(), tuned.configuration

@@ -258,7 +258,7 @@ class AutoPlacement:
             return
         enabled = self.shows_progress if progress is None else progress
         with show_progress(f"placing {function.name} (budget {budget:g} s)", enabled=enabled) as show:
-            yield lambda state: show(state.text)
+            yield lambda state: None if show is None else show(state.text)
 
     def adapt(self, base: TuningResult, function: Function, note: str = FETCHED_NOTE) -> TuningResult:
         """Apply the placement ``base`` to the same model with more outputs or other sizes; place by priority if that fails.

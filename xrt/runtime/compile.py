@@ -198,8 +198,8 @@ class _Compilation:
         """Compile all regions; return a lease or a refusal for each. Any other error is raised, after all leases are released."""
         lanes: dict[object, list[int]] = {}
         try:
-            # Hash all functions in parallel first; `signature` and its key are cached.
-            self._run_parallel(lambda region: region.signature.key, self.regions)
+            # Hash all functions in parallel first; `signature` and its keys are cached.
+            self._run_parallel(lambda region: region.signature.memory_key, self.regions)
             for index, region in enumerate(self.regions):  # with one thread, all are in one lane, in plan order
                 lanes.setdefault(region.lane if self.threads > 1 else None, []).append(index)
             # Lanes of engines that compile one region at a time take longest, so they start first. Their keys are classes.

@@ -227,6 +227,8 @@ class MemoryPlan:
     output_bound: frozenset[int]
     entering_inputs: tuple[tuple[int, str], ...]
     """(slot, name in the arena) of each input that is copied into the arena at the start of a call."""
+    arena_outputs: tuple[int, ...] = ()
+    """Indices of the program outputs in the arena, which are copied from it at the end of a call."""
 
 
 def plan_memory(
@@ -293,7 +295,9 @@ class _MemoryPlanner:
         names = {slot: self.slots.names[slot] for slot in live}
         entering_inputs = tuple((slot, names[slot]) for slot in self.slots.inputs if slot in live)
         inner_names = {slot: name for slot, name in names.items() if slot not in self.slots.inputs}
-        return MemoryPlan(plan_arena(values), inner_names, frozenset(self.bound), frozenset(self.output_bound), entering_inputs)
+        arena_outputs = tuple(index for index, slot in enumerate(self.slots.outputs) if slot in inner_names)
+        bound, output_bound = frozenset(self.bound), frozenset(self.output_bound)
+        return MemoryPlan(plan_arena(values), inner_names, bound, output_bound, entering_inputs, arena_outputs)
 
     def _make_arena_value(self, slot: int) -> ArenaValue:
         first = self.slots.writer.get(slot, 0)  # inputs are written before the first step

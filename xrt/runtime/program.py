@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from xrt.cache.memory import call_all, close_when_collected
-from xrt.engines import Executable, RunOptions
+from xrt.engines import RunOptions
 from xrt.engines.contract.graph_compiler import fill
 from xrt.errors import EngineError, InputError, RunFailed, XRTError
 from xrt.graph import DType, FrozenDict, MapType, SequenceType, TensorType, Type
@@ -272,17 +272,15 @@ class Program:
     def __init__(self, plan: Plan, leases: Sequence[Lease], layout: MemoryPlan | None = None) -> None:
         self.plan = plan
         self._leases = tuple(leases)
-        self._slots = ValueTable(plan, [lease.executable for lease in leases])
+        self.executables = tuple([lease.executable for lease in leases])
+        """The executable of each launch; equal launches share one."""
+        self.usage = {id(lease.executable): (lease.nbytes, lease.executable.idle_threads) for lease in leases}
+        """(bytes, threads) that are held between calls, by the ``id`` of each executable."""
+        self._slots = ValueTable(plan, self.executables)
         self._layout = plan_memory(self._slots) if layout is None else layout
         self._shared_outputs = self._slots.find_shared_outputs()
-        self._arena_outputs = tuple(i for i, slot in enumerate(self._slots.outputs) if slot in self._layout.arena_names)
         self._idle: list[CallFrame] = []  # frames for later calls, because making one takes longer than a small call
         self._recorders: list[Recorder] = []  # empty until a call is profiled or copies an output to an input
-
-    @property
-    def executables(self) -> tuple[Executable, ...]:
-        """The executable of each launch; equal launches share one."""
-        return tuple(lease.executable for lease in self._leases)
 
     @property
     def arena(self) -> Arena:
@@ -422,7 +420,7 @@ class Program:
         results = [slots[slot] for slot in self._slots.outputs]
         if self._shared_outputs:
             self._copy_shared_outputs(results, inputs)
-        for index in self._arena_outputs:
+        for index in self._layout.arena_outputs:
             if index not in self._shared_outputs:  # otherwise it was copied above
                 results[index] = results[index].copy()
         for alias_index, (source, target) in enumerate(self._slots.aliases):
