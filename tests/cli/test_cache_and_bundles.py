@@ -112,7 +112,7 @@ def test_all_combinations_of_sizes_are_compiled(tmp_path: Path, command: Command
     model, path = write_model(tmp_path / "m.onnx", ("a", "b"), "Relu"), tmp_path / "model.xrt"
     dims = [part for text in ("a=1", "a=2", "b=3", "b=4", "b=5") for part in ("--dim", text)]
     with monkeypatch.context() as patch:
-        patch.setattr("xrt.module.programs.MIN_BYTES", 1 << 40)  # what a compile makes is kept, however much that is
+        patch.setattr("xrt.module.dispatch.MIN_BYTES", 1 << 40)  # what a compile makes is kept, however much that is
         code, out, _ = command("compile", model, "-e", "xla", "--strict", "-o", path, *dims)
     sizes = "; ".join(f"a={a}, b={b}" for a in (1, 2) for b in (3, 4, 5))
     assert code == 0 and f"compiled for {sizes}; for other sizes the bundle compiles when it meets them\n" in out

@@ -21,8 +21,8 @@ from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract.graph_compiler import MemoryUse
 from xrt.errors import SignatureWarning
 from xrt.graph import Function, Node
-from xrt.module.dispatch import FastPath
-from xrt.module.programs import MAX_PREPARED_CALLS, Specialization
+from xrt.module.dispatch import MAX_PREPARED_CALLS, FastPath
+from xrt.module.programs import Specialization
 from xrt.processes.background import start_in_background
 
 HANDLES = Path("/proc/self/fd")

@@ -24,8 +24,8 @@ from xrt.html.views import MeanCall, PlanRegion
 from xrt.measure.timing import Warmup, choose_calls, measure_call, time_call, wait_until_idle, warm_up
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
+from xrt.module.engines import is_auto
 from xrt.partition.plan import list_regions
-from xrt.placement.engine_list import is_auto
 from xrt.processes.ipc import Message, Request, serve
 from xrt.runtime import to_host
 

@@ -36,13 +36,14 @@ from xrt.html.views import format_bytes, format_count
 from xrt.measure.timing import measure_call, time_call
 from xrt.module import ModuleOptions, XRTModule
 from xrt.module.bundle import SELF_TEST_SECTION
+from xrt.module.dispatch import NO_LIMIT
+from xrt.module.engines import is_auto
 from xrt.module.explain import render_explanation_page
 from xrt.module.lockfile import LockedPlacement
-from xrt.module.programs import NO_LIMIT, optimize
+from xrt.module.programs import optimize
 from xrt.module.tuning import read_serving
 from xrt.passes.quantize import QuantizationOptions, quantize, quantize_weights, why_not_quantized
 from xrt.passes.quantize.form import prepare_for_quantization
-from xrt.placement.engine_list import is_auto
 from xrt.placement.records import read_lock
 from xrt.placement.report import format_error
 from xrt.placement.result import describe_plan

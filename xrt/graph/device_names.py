@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from xrt.errors import DeviceError, did_you_mean
+
 KINDS = ("cpu", "cuda")
 """The kinds of device that the runtime implements."""
 
@@ -47,3 +49,16 @@ def normalize_device(device: str) -> str:
         return ""
     # There is one CPU device, whatever index a name has; "cuda" is the first GPU.
     return "cpu" if parse_device_kind(device) == "cpu" else f"cuda:{parse_device_index(device)}"
+
+
+_KIND_ALIASES = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}
+"""Other names that users may try for a kind of device, for hints in error messages."""
+
+
+def check_device(device: object) -> str:
+    """Return a device name if it is ``cpu``, ``cuda`` or ``cuda:N``; raise DeviceError otherwise."""
+    if not isinstance(device, str) or not is_device(device) or device.startswith("cpu:"):
+        kind = str(device).partition(":")[0].lower()
+        hint = did_you_mean(_KIND_ALIASES.get(kind, kind), KINDS)
+        raise DeviceError(f"unknown device {device!r}; a device is 'cpu', 'cuda' or 'cuda:N'.{hint}")
+    return device

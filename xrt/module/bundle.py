@@ -315,7 +315,7 @@ def save(
     from xrt.module.tuning import find_serving_record
     from xrt.partition.plan import to_message
 
-    module.programs.check_open()
+    module.dispatcher.check_open()
     if not isinstance(example, bool):
         raise OptionError(f"example is True or False; got {type(example).__name__}: pass inputs as in a call, save(path, x)")
     if examples or kwargs or not any(build.compiled for build in module.dispatcher):
@@ -404,8 +404,8 @@ def _make_example(module: XRTModule, examples: Sequence[Any], kwargs: Mapping[st
     builds = [build for (_, fetch), build in module.dispatcher.to_dict().items() if build.compiled and not fetch]
     values = None
     if examples or kwargs:
-        values = to_host(module.check_inputs(examples, kwargs, pads=False)[:count])
-        builds = [module.specialize(module.check_inputs(examples, kwargs))]
+        values = to_host(module.programs.check_inputs(examples, kwargs, pads=False)[:count])
+        builds = [module.programs.specialize(module.programs.check_inputs(examples, kwargs))]
     if not builds:
         return None
     function = builds[-1].get_full_function()

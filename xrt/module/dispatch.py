@@ -1,4 +1,4 @@
-"""Calls of a module: the inputs and options of a call, checks of its results against the reference, and prepared calls.
+"""Calls of a module: inputs and options, checks against the reference, and the dispatcher, which finds the program of a call.
 
 After a call, the next calls with the same input types (dtypes and shapes) are prepared: they only compare the types and run the
 program. A bound call checks nothing.
@@ -7,22 +7,28 @@ program. A bound call checks nothing.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
+from threading import RLock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import numpy as np
 
 from xrt import passes
+from xrt.cache.memory import MAX_IDLE_THREADS, MIN_BYTES, close_in_background
 from xrt.engines import RunOptions
 from xrt.engines.toolkit import reference_evaluator
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
-from xrt.errors import InputError, OptionError, RunFailed, XRTError
+from xrt.errors import InputError, OptionError, RunFailed, SignatureWarning, XRTError, warn
+from xrt.forking import renew_after_fork
 from xrt.graph import DType, Function, TensorType, Value
-from xrt.runtime import OutputInspector, Program, find_type_mismatch, list_inplace_updates
+from xrt.runtime import OutputInspector, Program, find_type_mismatch, list_inplace_updates, to_run_failed
 from xrt.runtime.devices import use_array_device
 from xrt.runtime.inputs import check_buffers, check_updated
 from xrt.runtime.program import DEFAULT_OPTIONS
@@ -332,11 +338,12 @@ def unpack_outputs(function: Function) -> Finish:
     return itemgetter(0) if len(function.outputs) == 1 else tuple
 
 
-def make_argument_sorter(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    """Make a function that converts inputs by name to a tuple in the order of ``names``.
+def make_argument_sorter(inputs: Sequence[Value]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """Make a function that converts inputs by name to a tuple in the order of ``inputs``.
 
     If the inputs have other names, the function returns a tuple that no prepared call accepts.
     """
+    names = [value.name for value in inputs]
     # itemgetter of a single name returns the value instead of a tuple.
     pick = itemgetter(*names) if len(names) > 1 else lambda kwargs: tuple(kwargs[name] for name in names)
     count, other_names = len(names), (NO_MATCH,)
@@ -360,6 +367,232 @@ def make_type_key(values: Sequence[Any]) -> object:
             return None
         return tuple([(type(value), value.dtype, value.shape) for value in values])
     return tuple([(value.dtype, value.shape) for value in values])
+
+
+# ---------------------------------------------------------------------- the dispatcher
+
+
+def warn_of_evictions(limit: int) -> None:
+    warn(
+        f"the programs that this module compiled for different input types hold more than the cache's max_bytes={limit}, or "
+        f"{MAX_IDLE_THREADS} threads, so the least recently used are dropped; pass inputs of fewer shapes, use engines that "
+        "support symbolic dims, or raise the limit: cache=xrt.cache.CompileCache(max_bytes=...)",
+        SignatureWarning,
+    )
+
+
+NO_LIMIT = 1 << 62
+"""A memory limit in bytes that disables eviction, for a module whose programs must all be saved."""
+MAX_PREPARED_CALLS = 1024
+"""Maximum number of prepared calls. They need little memory, because they share programs."""
+
+
+class Dispatcher:
+    """Stores the specializations of a module by key, and prepared calls by the types and shapes of their inputs.
+
+    If a limit on memory or threads is exceeded, the least recently used specialization is evicted. It is closed in the background
+    when no call uses it any more. An executable that several specializations share counts once.
+    """
+
+    call: FastCall
+    """The prepared call that was used last. It is an attribute of its own because each attribute lookup adds to a call's time."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.max_threads = MAX_IDLE_THREADS
+        self._builds: OrderedDict[object, Specialization] = OrderedDict()
+        self._prepared: OrderedDict[object, FastPath] = OrderedDict()
+        self._has_warned = self.is_closed = False
+        self.last: Specialization | None = None
+        self._install(NO_PATH)
+        self._lock = renew_after_fork(RLock())
+        self.planning_lock = renew_after_fork(RLock())
+        """Held during planning. Calls whose program exists do not wait for it."""
+
+    def __iter__(self) -> Iterator[Specialization]:
+        return iter(self.to_dict().values())
+
+    def to_dict(self) -> dict[Any, Specialization]:
+        with self._lock:
+            return dict(self._builds)
+
+    def check_open(self) -> None:
+        if self.is_closed:
+            raise InputError("the module is closed; make a new XRTModule")
+
+    def find_or_create(self, key: object, create: Callable[[], Specialization], *, is_new: bool = False) -> Specialization:
+        """Return the specialization with this key; if there is none, or with ``is_new``, create and store it.
+
+        Threads that need the same specialization wait for the first of them. A provisional one is not stored.
+        """
+        self.check_open()
+        if not is_new and (build := self._get(key)) is not None:
+            return build
+        with self.planning_lock:
+            if not is_new and (build := self._get(key)) is not None:
+                return build
+            build = create()
+            build.key = key
+            if not build.is_provisional:
+                self.put(key, build)
+            return build
+
+    def _get(self, key: object) -> Specialization | None:
+        """Return the specialization with this key, and mark it as most recently used; None if there is none."""
+        with self._lock:
+            if (build := self._builds.get(key)) is not None:
+                self._builds.move_to_end(key)
+            return build
+
+    def put(self, key: object, build: Specialization) -> None:
+        with self._lock:
+            if key in self._builds:
+                self._drop(key)
+            self._builds[key] = build
+            build.key, build.counted = key, None
+        self._shrink(build)
+
+    def remove(self, build: Specialization) -> None:
+        with self._lock:
+            if self._builds.get(build.key) is build:
+                self._drop(build.key)
+
+    def _drop(self, key: object) -> None:
+        """Remove a specialization and its prepared calls. Its program is closed in the background when no call uses it."""
+        build = self._builds.pop(key)
+        for types in [types for types, path in self._prepared.items() if path.build is build]:
+            del self._prepared[types]
+        if build.compiled is not None:
+            build.compiled.close_in_background()
+        # The list has the last reference. Freeing a large graph takes a while, so the background thread does it.
+        close_in_background([build].clear)
+
+    def close(self) -> None:
+        """Drop all specializations and prepared calls. A program that a call uses is closed when the call ends."""
+        with self._lock:
+            self.is_closed = True
+            self.forget()
+            self.last = None
+            self._builds.clear()
+
+    def count_usage(self, build: Specialization, program: Program) -> bool:
+        """Add a program's memory and threads to the totals, and evict others if necessary; False if it was counted before."""
+        with self._lock:
+            if self._builds.get(build.key) is not build:
+                return True
+            if build.counted is program:
+                return False
+            build.counted = program
+        self._shrink(build)
+        return True
+
+    def _sum_usage(self) -> tuple[int, int]:
+        usage: dict[int, tuple[int, int]] = {}
+        for build in self._builds.values():
+            if build.counted is not None:
+                usage |= build.counted.usage
+        return sum(nbytes for nbytes, _ in usage.values()), sum(threads for _, threads in usage.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the executables keep between calls; each counts as at least `MIN_BYTES`."""
+        with self._lock:
+            return self._sum_usage()[0]
+
+    def _shrink(self, newest: Specialization) -> None:
+        """Evict specializations, but not ``newest``, until the limits are met. The first eviction issues a SignatureWarning."""
+        with self._lock:
+            count_before = len(self._builds)
+            # `_builds` is in order of last use, the least recently used first.
+            others = [key for key, build in self._builds.items() if build is not newest]
+            while others and self._exceeds_limits():
+                self._drop(others.pop(0))
+            must_warn = len(self._builds) < count_before and not self._has_warned
+            self._has_warned |= must_warn
+        if must_warn:
+            warn_of_evictions(self._max_bytes)
+
+    def _exceeds_limits(self) -> bool:
+        nbytes, threads = self._sum_usage()
+        too_many_threads = threads > self.max_threads and self._max_bytes < NO_LIMIT
+        return too_many_threads or max(nbytes, len(self._builds) * MIN_BYTES) > self._max_bytes
+
+    def _install(self, path: FastPath) -> None:
+        self.path, self.call = path, path.call
+
+    def select(self, build: Specialization) -> None:
+        with self._lock:
+            # The installed call belongs to the previous specialization. It would run without changing `last` back.
+            if build is not self.last:
+                self.last = build
+                self._install(NO_PATH)
+
+    def call_prepared(self, args: tuple[Any, ...]) -> Any:
+        """Run the prepared call for inputs of these types, if it is not the one used last; `NO_MATCH` if there is none."""
+        types = make_type_key(args)
+        path = self._prepared.get(types)
+        if path is None or path.build is None:
+            return NO_MATCH
+        # Without the lock, so that threads do not wait for each other. Another thread may have dropped this call meanwhile
+        # (KeyError); it stays valid while it is in use.
+        with suppress(KeyError):
+            self._prepared.move_to_end(types)
+            self._builds.move_to_end(path.build.key)
+        self.last = path.build
+        self._install(path)
+        if self.is_closed:  # by another thread in the meantime
+            self._install(NO_PATH)
+        return path.call(args)
+
+    def prepare(self, build: Specialization, values: Sequence[Any], wrap: Wrap | None) -> None:
+        """Prepare later calls with inputs of the types and shapes of ``values``, the inputs of the program.
+
+        Does nothing if the specialization was evicted meanwhile, or an input is a list or dict. If the inputs were padded,
+        ``wrap`` makes the prepared call pad its inputs, and returns the inputs of this call before padding.
+        """
+        program = build.compiled
+        # The types of lists and dicts cannot be compared quickly.
+        if program is None or any(not hasattr(value, "dtype") for value in values):
+            return
+        path = make_fast_path(build, program, values, partial(_retry_on_failure, weakref.ref(self), build, program))
+        caller_values = values  # which later calls are compared with
+        if wrap is not None:
+            caller_values, path = wrap(path)
+        with self._lock:
+            if self.is_closed or self._builds.get(build.key) is not build:
+                return
+            types = make_type_key(caller_values)
+            self._prepared[types] = path
+            self._prepared.move_to_end(types)
+            while len(self._prepared) > MAX_PREPARED_CALLS:
+                self._prepared.popitem(last=False)
+            self._install(path)
+
+    def forget(self) -> None:
+        with self._lock:
+            self._install(NO_PATH)
+            self._prepared.clear()
+
+
+def _retry_on_failure(
+    dispatcher: weakref.ref[Dispatcher], build: Specialization, program: Program, args: tuple[Any, ...], error: Exception
+) -> Any:
+    """Repeat a prepared call that failed with ``error``, on another plan; an error of the caller, such as InputError, is raised.
+
+    The reference to the dispatcher is weak, because the dispatcher stores the prepared call.
+    """
+    launches = program.plan.launches
+    owner = dispatcher()
+    # A program of a single region is called without conversion of errors; programs of several regions raise RunFailed.
+    failed = to_run_failed(launches[0], error) if len(launches) == 1 else error
+    if owner is None or not isinstance(failed, RunFailed):
+        raise failed
+    results = build.rescue(program, failed, Call(args))
+    owner.forget()
+    return unpack_outputs(build.function)(results)
+
+
+# ---------------------------------------------------------------------- bound calls
 
 
 class IOBinding:

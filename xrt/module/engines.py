@@ -10,11 +10,11 @@ from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import BudgetWarning, DeviceError, EngineUnavailable, OptionError, UnknownEngine, XRTError, did_you_mean, warn
 from xrt.graph import FrozenDict
-from xrt.graph.device_names import normalize_device
+from xrt.graph.device_names import check_device, normalize_device
 from xrt.module.options import ALL_ENGINES, ModuleOptions
 from xrt.partition.support_matrix import DeviceMap
-from xrt.placement.engine_list import AUTO, EngineList, is_auto
-from xrt.runtime import check_device, parse_device_kind, resolve_thread_budget, set_default_budget
+from xrt.placement.engine_list import AUTO, EngineList
+from xrt.runtime import parse_device_kind, resolve_thread_budget, set_default_budget
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
@@ -24,9 +24,15 @@ IMPLICIT = "toy"
 DEFAULT_ENGINES = ("ort", "openvino", "torch", "xla", "toy")
 
 
-def check_budget(engine: Any, options: Mapping[str, Any]) -> None:
-    """Raise OptionError if the keywords have a budget for a search that ``engine`` does not request."""
-    if "budget" in options and not is_auto(engine):
+def is_auto(engine: Any) -> bool:
+    """Whether the argument ``engine`` of a module is ``"auto"`` or a list with it."""
+    entries = engine if isinstance(engine, list | tuple) else [engine]
+    return any(isinstance(entry, str) and entry == AUTO for entry in entries)
+
+
+def check_budget(engine: Any) -> None:
+    """Raise OptionError for a time budget if ``engine`` does not request a search."""
+    if not is_auto(engine):
         raise OptionError("budget= is the time of a search; pass engine='auto', or a list with 'auto' in it")
 
 

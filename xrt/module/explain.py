@@ -395,12 +395,12 @@ def verify(
     """Compare every region with the reference engine, as `XRTModule.verify` describes."""
     from xrt.verify.regions import ignore_progress, verify as verify_plan
 
-    values = module.check_inputs(args, kwargs)
-    if module.specialize(values).function.aliases:  # the model updates its inputs
+    values = module.programs.check_inputs(args, kwargs)
+    if module.programs.specialize(values).function.aliases:  # the model updates its inputs
         # The call below would change the caller's arrays, and the comparison needs their values before the call.
-        args, kwargs = copy_values(module.check_inputs(args, kwargs, pads=False)[: len(module.source.inputs)]), {}
+        args, kwargs = copy_values(module.programs.check_inputs(args, kwargs, pads=False)[: len(module.source.inputs)]), {}
     module(*args, **kwargs)
-    build, inputs = module.specialize(values), to_host(values)
+    build, inputs = module.programs.specialize(values), to_host(values)
     engines, context, progress = build.engines.by_spec, build.engines.context, progress or ignore_progress
     return verify_plan(build.get_full_function(), build.plan, engines, inputs, evaluate, context, inner=inner, progress=progress)
 
@@ -411,6 +411,6 @@ def bisect(
     """Find the smallest part of a region that differs from the reference engine, as `XRTModule.bisect` describes."""
     from xrt.verify.regions import bisect_plan, ignore_progress
 
-    values = module.check_inputs(args, kwargs)
-    build, progress = module.specialize(values), progress or ignore_progress
+    values = module.programs.check_inputs(args, kwargs)
+    build, progress = module.programs.specialize(values), progress or ignore_progress
     return bisect_plan(build.plan, build.engines.by_spec, to_host(values), evaluate, build.engines.context, progress=progress)

@@ -144,7 +144,7 @@ def lock_module(
     the plan is timed against another plan, which is the baseline of later runs of `xrt check`. Raises LockError if the plan was
     not measured or does not run.
     """
-    build = module.specialize(values)
+    build = module.programs.specialize(values)
     tuned = build.tuned
     if tuned is None or tuned.how == "priority":
         why = "; ".join(tuned.notes) if tuned else "the module does not place by measurement; pass engine='auto'"
@@ -175,7 +175,7 @@ def check_module(
     ``seconds`` limits the timing. ``validate`` has examples, on which the error of a plan of reduced precision is measured again.
     Raises LockError if the model differs, a plan cannot run here, or its error exceeds the budget.
     """
-    setup = _make_setup(module, module.specialize(values).function, values, seconds)
+    setup = _make_setup(module, module.programs.specialize(values).function, values, seconds)
     request = setup.request
     mismatches = list_mismatches(lock, request, for_check=True)
     # For another model there is nothing to compare. Other machines or versions can be compared, and are reported.

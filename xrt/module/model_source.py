@@ -71,16 +71,6 @@ def _check_function(function: Function) -> Function:
     return declare_states(inferred, list_states(inferred)) if STATE_KEY in inferred.metadata else inferred
 
 
-def find_front_end(model: object) -> type | None:
-    """Return the class `TorchModule` if the model is a `torch.nn.Module`, else None. Does not import PyTorch."""
-    kind = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
-    if not isinstance(kind, type) or not isinstance(model, kind):
-        return None
-    from xrt.frontends.torch.module import TorchModule
-
-    return TorchModule
-
-
 def is_from_torch(model: object) -> bool:
     """Whether an object or class is of PyTorch, or derives from a class of PyTorch."""
     # By module name, because importing PyTorch takes seconds.
@@ -172,11 +162,11 @@ class TracedModel:
 
     def __init__(self, names: Sequence[str], traces: Mapping[tuple[Type | None, ...], Callable[[], Function]]) -> None:
         """``traces`` maps input types to a function that loads the trace."""
-        self.inputs = tuple(Value(name) for name in names)
+        self.inputs = tuple(map(Value, names))
         self._traces = traces
 
     def make_key(self, values: Sequence[Any]) -> tuple[Type | None, ...]:
-        return tuple(inputs.infer_type(value) for value in values)
+        return tuple(map(inputs.infer_type, values))
 
     def get_function(self, key: Any) -> Function:
         """Return the Function for inputs of these types. Raises InputError if the bundle has none."""

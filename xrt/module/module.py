@@ -17,7 +17,7 @@ from xrt.cache import CompileCache, Signature, open_cache
 from xrt.errors import InputError, XRTError
 from xrt.module.dispatch import NO_MATCH, Call, OutputChecks, bind_io, check_bindable, make_argument_sorter, unpack_outputs
 from xrt.module.engines import check_budget
-from xrt.module.model_source import TracedGraph, find_front_end, is_graph
+from xrt.module.model_source import TracedGraph, is_graph
 from xrt.module.options import add_keywords, parse_options
 from xrt.module.programs import Programs, Specialization
 from xrt.module.sizes import PaddedValues
@@ -37,14 +37,22 @@ if TYPE_CHECKING:
     from xrt.module.tuning import Objective
     from xrt.partition import Plan
     from xrt.placement import ProgressCallback, TuningResult
-    from xrt.placement.auto import Placer
     from xrt.runtime import Profile
     from xrt.verify import FailingSubgraph, Verification
     from xrt.verify.regions import Progress
 
 
+def find_front_end(model: object) -> type | None:
+    """Return the class `TorchModule` if the model is a `torch.nn.Module`, else None. Does not import PyTorch."""
+    kind = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
+    if not isinstance(kind, type) or not isinstance(model, kind):
+        return None
+    from xrt.frontends.torch.module import TorchModule
+
+    return TorchModule
+
+
 C = TypeVar("C", bound=type)
-_NOT_WRAPPED = ("check_inputs", "specialize")  # public methods that wrapped methods call
 
 
 def shorten_tracebacks(cls: C) -> C:
@@ -64,7 +72,7 @@ def shorten_tracebacks(cls: C) -> C:
 
     for name, member in list(vars(cls).items()):
         # `__call__` must be fast. What may fail is in `run_call`, which is wrapped.
-        if (name.startswith("_") and name != "__init__") or name in _NOT_WRAPPED:
+        if name.startswith("_") and name != "__init__":
             continue
         if isinstance(member, FunctionType):
             setattr(cls, name, shorten(member))
@@ -77,7 +85,7 @@ def _list_names(fetch: Any) -> tuple[str, ...]:
     """Return the names in the argument ``fetch`` of a call without duplicates. Raises InputError for a string."""
     if isinstance(fetch, str):
         raise InputError(f"fetch must be a list of value names; got the string {fetch!r}; pass fetch=[{fetch!r}]")
-    return tuple(dict.fromkeys(() if fetch is None else fetch))
+    return tuple(dict.fromkeys(fetch))
 
 
 @add_keywords
@@ -116,8 +124,9 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         cache: CompileCache | str | os.PathLike[str] | None = None,
         **options: Unpack[ModuleKeywords],
     ) -> None:
-        check_budget(engine, options)
         settings = parse_options(options)
+        if "budget" in options:
+            check_budget(engine)
         store = open_cache(cache)
         # Absolute, because a pickled module may be loaded by a process with another working directory.
         path = Path(model).absolute() if isinstance(model, str | os.PathLike) else None
@@ -125,7 +134,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         self.programs = Programs(model, engine, device, settings, store)
         self.source, self.sizes = self.programs.source, self.programs.sizes
         self.dispatcher = self.programs.dispatcher
-        self._sort_arguments = make_argument_sorter([value.name for value in self.source.inputs])
+        self._sort_arguments = make_argument_sorter(self.source.inputs)
         self.checks = OutputChecks(settings.check, self.programs.engines.context.threads)
         self.stateful_functions = StatefulFunctions()
         self.bundle: BundleFile | None = None
@@ -160,7 +169,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
 
     def plan_for(self, *args: Any, **kwargs: Any) -> Plan:
         """Plan for these inputs without compiling."""
-        return self.specialize(self.check_inputs(args, kwargs)).plan
+        return self.programs.specialize(self.programs.check_inputs(args, kwargs)).plan
 
     def explain(self) -> Explanation:
         """Explain the plan of the last call: its regions, and the reason for each node's engine. Prints as text."""
@@ -186,7 +195,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
     @property
     def specialization(self) -> Specialization:
         """The specialization of the last call. Before the first call, the one for the declared types of the model."""
-        return self.dispatcher.last or self.specialize(None)
+        return self.dispatcher.last or self.programs.specialize(None)
 
     def compile(self, *examples: Any, **kwargs: Any) -> Plan:
         """Compile for the types of these inputs, or for the declared types if there are none. Returns the Plan.
@@ -196,7 +205,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         """
         if not examples and not kwargs:
             self.sizes.check_declared(self.programs)
-        build = self.specialize(self.check_inputs(examples, kwargs) if examples or kwargs else None)
+        build = self.programs.specialize(self.programs.check_inputs(examples, kwargs) if examples or kwargs else None)
         self.programs.compile(build)
         return build.plan
 
@@ -234,10 +243,10 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         InputError like a call, and for arrays that cannot be bound.
         """
         # A bound call reads the caller's arrays, which are not padded.
-        values = self.check_inputs(args, kwargs, pads=False)
+        values = self.programs.check_inputs(args, kwargs, pads=False)
         arguments = inputs.bind(self.source.inputs, args, kwargs)
         check_bindable(self.source.inputs, arguments, values[: len(arguments)])
-        build = self.specialize(values)
+        build = self.programs.specialize(values)
         bound = bind_io(self.programs.compile(build), build.function, values, out)
         bound.inputs = bound.inputs[: len(arguments)]  # a padded model has sizes as further inputs
         return bound
@@ -247,6 +256,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         is_plain = fetch is None and out is None and options is None
         if is_plain and not kwargs and (result := self.dispatcher.call_prepared(args)) is not NO_MATCH:
             return result
+        names = () if fetch is None else _list_names(fetch)
         path, device = self.dispatcher.path, self.programs.engines.context.device
         # If the last prepared call accepts the inputs, they need no other check.
         if fetch is None and not kwargs and path.build is not None and path.accepts(args):
@@ -255,8 +265,8 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         else:
             # A call with buffers or fetched values is not padded, because these have the sizes of the call.
             pads = fetch is None and out is None and getattr(options, "out", None) is None
-            values = self.check_inputs(args, kwargs, pads=pads)
-            build, program = self.specialize(values, _list_names(fetch)), None  # the program is compiled below
+            values = self.programs.check_inputs(args, kwargs, pads=pads)
+            build, program = self.programs.specialize(values, names), None  # the program is compiled below
             call = self.checks.instrument(Call.create(values, options, out, build.function, device), build)
         if program is None:
             program = self.programs.compile_for_call(build, call.inputs)
@@ -273,23 +283,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         if fetch is None:
             return unpack_outputs(build.function)(results)
         by_name = dict(zip((v.name for v in build.function.outputs), results, strict=True))
-        return {name: by_name[name] for name in _list_names(fetch)}
-
-    def check_inputs(self, args: Sequence[Any], kwargs: Any, *, pads: bool = True) -> list[Any]:
-        """Return the inputs of a call in the model's order, converted, checked and padded. ``pads=False`` does not pad."""
-        self.programs.check_open()
-        declared, device = self.source.inputs, self.programs.engines.context.device
-        return self.sizes.pad(inputs.read(declared, args, kwargs, device), self.programs, pads=pads)
-
-    def specialize(self, values: Any, fetch: tuple[str, ...] = (), place: Placer | None = None) -> Specialization:
-        """Find the specialization for checked inputs, or plan a new one. ``fetch`` has the names of values to return.
-
-        Without ``fetch`` it becomes the specialization of the last call.
-        """
-        build = self.programs.find(values, fetch, place)
-        if not fetch:
-            self.dispatcher.select(build)
-        return build
+        return {name: by_name[name] for name in names}
 
     @property
     def tuned(self) -> TuningResult | None:

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -14,9 +14,9 @@ from xrt.engines import ExecutionOptions
 from xrt.engines.contract.options import REDUCED_PRECISIONS, Precision, check_options, option
 from xrt.errors import OptionError, did_you_mean
 from xrt.graph import FrozenDict
+from xrt.graph.device_names import check_device
 from xrt.graph.types import LARGEST_EXTENT
 from xrt.partition import ClusteringOptions
-from xrt.runtime import check_device
 
 if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
@@ -34,9 +34,10 @@ class PrecisionChoice:
     table: CalibrationTable | None = None
     """Ranges of values for int8; None if they are measured on examples."""
 
-    @property
-    def is_quantized(self) -> bool:
-        return self.names == ("int8",)
+    is_quantized: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_quantized", self.names == ("int8",))
 
 
 NO_CHOICE = PrecisionChoice()

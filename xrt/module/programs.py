@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import logging
-import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from threading import Lock, RLock
+from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from xrt.cache.memory import MAX_IDLE_THREADS, MIN_BYTES, close_in_background
 from xrt.errors import CompileRefused, FallbackWarning, InputError, PlanError, RunFailed, SignatureWarning, did_you_mean, warn
 from xrt.forking import renew_after_fork
 from xrt.graph import FrozenDict, Function
 from xrt.graph.deferred_function import StaleFunction
-from xrt.module.dispatch import NO_MATCH, NO_PATH, Call, make_fast_path, make_type_key, unpack_outputs
+from xrt.module.dispatch import Dispatcher
 from xrt.module.engines import choose_default_engine, make_engine_list
 from xrt.module.model_source import ModelSource, make_source
 from xrt.module.sizes import SizePolicy
 from xrt.partition.support_matrix import SupportMatrix
 from xrt.placement.sizes import read_sizes
 from xrt.progress import show_progress
-from xrt.runtime import Program, Refusal, RegionToCompile, compile_plan, list_regions, to_run_failed
+from xrt.runtime import Program, Refusal, RegionToCompile, compile_plan, inputs, list_regions
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
-    from xrt.module.dispatch import FastCall, FastPath, Wrap
+    from xrt.module.dispatch import Call
     from xrt.module.explain import Memory
     from xrt.module.options import ModuleOptions
     from xrt.module.stored_plans import StoredPlans
@@ -126,6 +123,8 @@ class Specialization:
         self.compiled: Program | None = None
         self.refused: tuple[Refusal, ...] = ()
         self.checked = False
+        self.is_provisional = False
+        """Whether it was planned in list order, for display, before a call whose measurements choose the plan."""
         self.counted: Program | None = None
         """The program whose memory and threads the `Dispatcher` counts."""
         self.tuned = tuned
@@ -139,8 +138,8 @@ class Specialization:
         if self.idle_pins:
             clustering = replace(clustering, pins=tuple(pin for pin in clustering.pins if pin not in self.idle_pins))
         self._clustering = clustering
-        self._lock = renew_after_fork(Lock())
         self._plan = saved.plan if saved else self._partition(())
+        self._lock = renew_after_fork(Lock())
 
     @cached_property
     def _support(self) -> SupportMatrix:
@@ -374,8 +373,6 @@ class Programs:
 
             self.reducer = make_precision_reducer(settings.max_error, settings, self.sizes.served_source)
         self.dispatcher = Dispatcher(cache.max_bytes)
-        self.planning_lock = renew_after_fork(RLock())
-        """Held during planning. Calls whose program exists do not wait for it."""
         # `engines` has only the engines of the lockfile's plan. If the lockfile does not apply, all listed engines are needed.
         self._list_all_engines = partial(make_engine_list, engine, device, replace(settings, lock=None), cache)
         # The default engine depends on the nodes, and those of an `xrt.Graph` are known only after its first trace.
@@ -389,52 +386,52 @@ class Programs:
     def context(self) -> BuildContext:
         return BuildContext(self.engines, self.settings, self.cache)
 
-    def check_open(self) -> None:
-        if self.dispatcher.is_closed:
-            raise InputError("the module is closed; make a new XRTModule")
-
     def close(self) -> None:
         self.dispatcher.close()
         self.engines.close()
         if self.stored is not None:
             self.stored.close()
 
-    def find(self, values: Any, fetch: tuple[str, ...] = (), place: Placer | None = None) -> Specialization:
-        """Return the specialization for the inputs of a call, planned if necessary. ``values=None`` means the declared types.
+    def check_inputs(self, args: Sequence[Any], kwargs: Any, *, pads: bool = True) -> list[Any]:
+        """Return the inputs of a call in the model's order, converted, checked and padded. ``pads=False`` does not pad."""
+        values = inputs.read(self.source.inputs, args, kwargs, self.engines.context.device)
+        return self.sizes.pad(values, self, pads=pads)
 
-        ``place`` chooses a new placement, even if there is a plan.
+    def specialize(self, values: Any, fetch: tuple[str, ...] = (), place: Placer | None = None) -> Specialization:
+        """Return the specialization for checked inputs, planned if necessary. ``values=None`` means the declared types.
+
+        ``fetch`` has the names of values to return; without it, the specialization becomes that of the last call. ``place``
+        chooses a new placement, even if there is a plan.
         """
         if place is not None and values is not None:
             self.sizes.set_exact(values)
-        return self.find_or_plan((self.sizes.get_key(values, self), fetch), values, place)
+        build = self.find_or_plan((self.sizes.get_key(values, self), fetch), values, place)
+        if not fetch:
+            self.dispatcher.select(build)
+        return build
 
     def find_or_plan(self, key: tuple[object, tuple[str, ...]], values: Any, place: Placer | None = None) -> Specialization:
-        """Return the specialization with this key (see `Specialization.key`), or plan it. For the other arguments see `find`."""
-        if place is None and (build := self.dispatcher.get(key)) is not None:
-            return build
+        """Return the specialization with this key (see `Specialization.key`); for the other arguments see `specialize`."""
+        return self.dispatcher.find_or_create(key, partial(self._create, key, values, place), is_new=place is not None)
+
+    def _create(self, key: tuple[Any, tuple[str, ...]], values: Any, place: Placer | None) -> Specialization:
+        """Load a specialization from the cache, or plan it."""
         sizes_key, fetch = key
-        build = None
-        with self.planning_lock:
-            if place is None and (build := self.dispatcher.get(key)) is not None:
+        if self.stored is not None and place is None and not fetch:
+            if (build := self.stored.find(sizes_key, self.sizes.get_source(values))) is not None:
                 return build
-            if self.stored is not None and place is None and not fetch:
-                build = self.stored.find(sizes_key, self.sizes.get_source(values))
-            if build is None:
-                build = self._plan(key, values, place)
-            build.key = key
-            # With "auto", a model with symbolic dims is measured by its first call. A plan that is requested before, for display,
-            # is made in list order and not stored. Modules without "auto" must not import the placer.
-            is_for_display = (
-                values is None and self.engines.is_auto and self.placer.model is not None and self.placer.placed is None
-            )
-            if not is_for_display:
-                self.dispatcher.put(key, build)
-            return build
+        build = self._plan(key, values, place)
+        # With "auto", a model with symbolic dims is measured by its first call. Other modules must not import the placer.
+        if values is None and self.engines.is_auto:
+            build.is_provisional = self.placer.model is not None and self.placer.placed is None
+        return build
 
     def _plan(self, key: tuple[Any, tuple[str, ...]], values: Any, place: Placer | None) -> Specialization:
         """Read or trace the model, optimize, quantize and place it, for inputs like ``values``."""
         sizes_key, fetch = key
-        base = self.find(values) if fetch and self.engines.is_auto else None  # fetching values must not change the placement
+        base = None
+        if fetch and self.engines.is_auto:  # fetching values must not change the placement
+            base = self.find_or_plan((self.sizes.get_key(values, self), ()), values)
         began = self.placer.clock() - self._construction_seconds if self.engines.is_auto else 0.0
         source = self.sizes.get_source(values)
         function = source.get_declared_function() if values is None else source.get_function(sizes_key)
@@ -475,7 +472,6 @@ class Programs:
 
     def compile(self, build: Specialization) -> Program:
         """Compile a specialization, store its plan in the cache, and warn once about nodes on the implicit engine."""
-        self.check_open()
         program = build.program()
         if self.dispatcher.count_usage(build, program):
             plan, implicit = program.plan, self.engines.implicit
@@ -552,7 +548,7 @@ class Programs:
         if self.placer.model is None or not build.sizes or build.tuned is None:
             return
         self.placer.adopt_for_all_sizes(build.sizes, build.tuned)
-        with self.planning_lock:
+        with self.dispatcher.planning_lock:
             self.sizes.reset()
             for specialization in self.dispatcher:
                 if specialization is not build and specialization.key[0] not in self.sizes.exact_keys:
@@ -582,203 +578,6 @@ def format_implicit_fallback(plan: Plan, implicit: str | None, refusals: Iterabl
     )
 
 
-def warn_of_evictions(limit: int) -> None:
-    warn(
-        f"the programs that this module compiled for different input types hold more than the cache's max_bytes={limit}, or "
-        f"{MAX_IDLE_THREADS} threads, so the least recently used are dropped; pass inputs of fewer shapes, use engines that "
-        "support symbolic dims, or raise the limit: cache=xrt.cache.CompileCache(max_bytes=...)",
-        SignatureWarning,
-    )
-
-
-NO_LIMIT = 1 << 62
-"""A memory limit in bytes that disables eviction, for a module whose programs must all be saved."""
-MAX_PREPARED_CALLS = 1024
-"""Maximum number of prepared calls. They need little memory, because they share programs."""
-
-
-class Dispatcher:
-    """Stores the specializations of a module by key, and prepared calls by the types and shapes of their inputs.
-
-    If a limit on memory or threads is exceeded, the least recently used specialization is evicted. It is closed in the background
-    when no call uses it any more. An executable that several specializations share counts once.
-    """
-
-    call: FastCall
-    """The prepared call that was used last. It is an attribute of its own because each attribute lookup adds to a call's time."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self.max_threads = MAX_IDLE_THREADS
-        self._builds: OrderedDict[object, Specialization] = OrderedDict()
-        self._prepared: OrderedDict[object, FastPath] = OrderedDict()
-        self._lock = renew_after_fork(RLock())
-        self._has_warned = self.is_closed = False
-        self.last: Specialization | None = None
-        self._install(NO_PATH)
-
-    def __iter__(self) -> Iterator[Specialization]:
-        return iter(self.to_dict().values())
-
-    def to_dict(self) -> dict[Any, Specialization]:
-        with self._lock:
-            return dict(self._builds)
-
-    def get(self, key: object) -> Specialization | None:
-        """Return the specialization with this key, and mark it as most recently used; None if there is none."""
-        with self._lock:
-            if (build := self._builds.get(key)) is not None:
-                self._builds.move_to_end(key)
-            return build
-
-    def put(self, key: object, build: Specialization) -> None:
-        with self._lock:
-            if key in self._builds:
-                self._drop(key)
-            self._builds[key] = build
-            build.key, build.counted = key, None
-        self._shrink(build)
-
-    def remove(self, build: Specialization) -> None:
-        with self._lock:
-            if self._builds.get(build.key) is build:
-                self._drop(build.key)
-
-    def _drop(self, key: object) -> None:
-        """Remove a specialization and its prepared calls. Its program is closed in the background when no call uses it."""
-        build = self._builds.pop(key)
-        for types in [types for types, path in self._prepared.items() if path.build is build]:
-            del self._prepared[types]
-        if build.compiled is not None:
-            build.compiled.close_in_background()
-        # The list has the last reference. Freeing a large graph takes a while, so the background thread does it.
-        close_in_background([build].clear)
-
-    def close(self) -> None:
-        """Drop all specializations and prepared calls. A program that a call uses is closed when the call ends."""
-        with self._lock:
-            self.is_closed = True
-            self.forget()
-            self.last = None
-            self._builds.clear()
-
-    def count_usage(self, build: Specialization, program: Program) -> bool:
-        """Add a program's memory and threads to the totals, and evict others if necessary; False if it was counted before."""
-        with self._lock:
-            if self._builds.get(build.key) is not build:
-                return True
-            if build.counted is program:
-                return False
-            build.counted = program
-        self._shrink(build)
-        return True
-
-    def _sum_usage(self) -> tuple[int, int]:
-        usage: dict[int, tuple[int, int]] = {}
-        for build in self._builds.values():
-            if build.counted is not None:
-                usage |= build.counted.usage
-        return sum(nbytes for nbytes, _ in usage.values()), sum(threads for _, threads in usage.values())
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the executables keep between calls; each counts as at least `MIN_BYTES`."""
-        with self._lock:
-            return self._sum_usage()[0]
-
-    def _shrink(self, newest: Specialization) -> None:
-        """Evict specializations, but not ``newest``, until the limits are met. The first eviction issues a SignatureWarning."""
-        with self._lock:
-            count_before = len(self._builds)
-            # `_builds` is in order of last use, the least recently used first.
-            others = [key for key, build in self._builds.items() if build is not newest]
-            while others and self._exceeds_limits():
-                self._drop(others.pop(0))
-            must_warn = len(self._builds) < count_before and not self._has_warned
-            self._has_warned |= must_warn
-        if must_warn:
-            warn_of_evictions(self._max_bytes)
-
-    def _exceeds_limits(self) -> bool:
-        nbytes, threads = self._sum_usage()
-        too_many_threads = threads > self.max_threads and self._max_bytes < NO_LIMIT
-        return too_many_threads or max(nbytes, len(self._builds) * MIN_BYTES) > self._max_bytes
-
-    def _install(self, path: FastPath) -> None:
-        self.path, self.call = path, path.call
-
-    def select(self, build: Specialization) -> None:
-        with self._lock:
-            # The installed call belongs to the previous specialization. It would run without changing `last` back.
-            if build is not self.last:
-                self.last = build
-                self._install(NO_PATH)
-
-    def call_prepared(self, args: tuple[Any, ...]) -> Any:
-        """Run the prepared call for inputs of these types, if it is not the one used last; `NO_MATCH` if there is none."""
-        types = make_type_key(args)
-        path = self._prepared.get(types)
-        if path is None or path.build is None:
-            return NO_MATCH
-        # Without the lock, so that threads do not wait for each other. Another thread may have dropped this call meanwhile
-        # (KeyError); it stays valid while it is in use.
-        with suppress(KeyError):
-            self._prepared.move_to_end(types)
-            self._builds.move_to_end(path.build.key)
-        self.last = path.build
-        self._install(path)
-        if self.is_closed:  # by another thread in the meantime
-            self._install(NO_PATH)
-        return path.call(args)
-
-    def prepare(self, build: Specialization, values: Sequence[Any], wrap: Wrap | None) -> None:
-        """Prepare later calls with inputs of the types and shapes of ``values``, the inputs of the program.
-
-        Does nothing if the specialization was evicted meanwhile, or an input is a list or dict. If the inputs were padded,
-        ``wrap`` makes the prepared call pad its inputs, and returns the inputs of this call before padding.
-        """
-        program = build.compiled
-        # The types of lists and dicts cannot be compared quickly.
-        if program is None or any(not hasattr(value, "dtype") for value in values):
-            return
-        path = make_fast_path(build, program, values, partial(_retry_on_failure, weakref.ref(self), build, program))
-        caller_values = values  # which later calls are compared with
-        if wrap is not None:
-            caller_values, path = wrap(path)
-        with self._lock:
-            if self.is_closed or self._builds.get(build.key) is not build:
-                return
-            types = make_type_key(caller_values)
-            self._prepared[types] = path
-            self._prepared.move_to_end(types)
-            while len(self._prepared) > MAX_PREPARED_CALLS:
-                self._prepared.popitem(last=False)
-            self._install(path)
-
-    def forget(self) -> None:
-        with self._lock:
-            self._install(NO_PATH)
-            self._prepared.clear()
-
-
-def _retry_on_failure(
-    dispatcher: weakref.ref[Dispatcher], build: Specialization, program: Program, args: tuple[Any, ...], error: Exception
-) -> Any:
-    """Repeat a prepared call that failed with ``error``, on another plan; an error of the caller, such as InputError, is raised.
-
-    The reference to the dispatcher is weak, because the dispatcher stores the prepared call.
-    """
-    launches = program.plan.launches
-    owner = dispatcher()
-    # A program of a single region is called without conversion of errors; programs of several regions raise RunFailed.
-    failed = to_run_failed(launches[0], error) if len(launches) == 1 else error
-    if owner is None or not isinstance(failed, RunFailed):
-        raise failed
-    results = build.rescue(program, failed, Call(args))
-    owner.forget()
-    return unpack_outputs(build.function)(results)
-
-
 # ---------------------------------------------------------------------- the default engine
 
 
@@ -793,9 +592,11 @@ def open_model(
 
     def open_for(engines: EngineList) -> str | None:
         """Open the model on these engines. For a default engine, explain why it does not support all nodes, or return None."""
-        from xrt.module.stored_plans import find_stored_plans  # which imports this module
+        stored = None
+        if isinstance(model, str | os.PathLike):
+            from xrt.module.stored_plans import find_stored_plans  # which imports this module
 
-        stored = find_stored_plans(model, cache, settings, engines)
+            stored = find_stored_plans(model, cache, settings, engines)
         source: ModelSource | None = stored.source if stored is not None else None
         if source is None and opened:  # the model was read for another default engine
             _, source = next(iter(opened.values()))

@@ -209,10 +209,12 @@ class SizePolicy:
 
         None is the key of a program for all inputs. ``values=None`` means the declared types.
         """
-        if values is None and not self.source.is_traced:
+        if self.source.is_traced:
+            return self.source.make_key(values or [])
+        if values is None:
             return None
         source, engines = self.get_source(values), programs.engines
-        sizes = source.make_key(values or [])
+        sizes = source.make_key(values)
         if (
             sizes is None
             or source is not self.source
@@ -221,7 +223,7 @@ class SizePolicy:
             or (not engines.are_dynamic and any(values[index].shape[axis] == 0 for index, axis, _ in self.open_axes))
         ):
             return sizes
-        return sizes if source.is_traced or self.why_not_general(values, programs) else None
+        return sizes if self.why_not_general(values, programs) else None
 
     def set_exact(self, values: Sequence[Any]) -> None:
         """Use a static program for later calls with the sizes of these inputs."""
@@ -262,7 +264,7 @@ class SizePolicy:
         # A graph is traced for fixed sizes.
         if self.source.is_traced or self.source.is_static:
             return "the model has no symbolic dims"
-        with programs.planning_lock:
+        with programs.dispatcher.planning_lock:
             if self._why_not_general is None:
                 reason = self._plan_for_all_sizes(values, programs)
                 if reason and values is None:
@@ -318,7 +320,7 @@ class SizePolicy:
         """Return the padded form of the model, made on first use; None if it cannot be padded, or options exclude padding."""
         if self._is_decided or self.shapes != "auto":
             return self.padding
-        with programs.planning_lock:
+        with programs.dispatcher.planning_lock:
             engines = programs.engines
             if not self._is_decided and not engines.is_auto and engines.device_map == DeviceMap("cpu"):
                 self.padding = self._make_padding(engines, None)

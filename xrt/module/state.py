@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -202,40 +202,39 @@ def _list_dims(value: Value) -> list[str]:
     return [dim for dim in getattr(value.type, "shape", None) or () if isinstance(dim, str)]
 
 
+@dataclass(frozen=True, slots=True)
 class StatefulFunctions:
     """The Functions with state of a module, which all its sessions share."""
 
-    def __init__(self) -> None:
-        self._by_types: dict[object, StatefulFunction] = {}
-        """For an `xrt.Graph`, the Functions by input types; for other models, the only Function under the key None."""
-        self._lock = renew_after_fork(threading.RLock())
+    by_types: dict[object, StatefulFunction] = field(default_factory=dict)
+    """For an `xrt.Graph`, the Functions by input types; for other models, the only Function under the key None."""
 
     def find_declared(self, module: XRTModule) -> StatefulFunction | None:
         """Return the model's Function with state; None for an `xrt.Graph`, which is traced in a call."""
         if module.source.is_traced:
             return None
-        with self._lock:
-            if None not in self._by_types:
-                self._by_types[None] = StatefulFunction(module, module.source.get_declared_function())
-            return self._by_types[None]
+        with module.dispatcher.planning_lock:
+            if None not in self.by_types:
+                self.by_types[None] = StatefulFunction(module, module.source.get_declared_function())
+            return self.by_types[None]
 
     def find(self, module: XRTModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StatefulFunction:
         """Return the Function with state for the inputs of a call. An `xrt.Graph` is traced once for each set of input types."""
-        if (declared := self._by_types.get(None) or self.find_declared(module)) is not None:
+        if (declared := self.by_types.get(None) or self.find_declared(module)) is not None:
             return declared
         source = module.source
         # Saved traces were made without the state as inputs, and cannot be made again.
         if not isinstance(source, TracedGraph):
             raise InputError("a bundle with traces of a graph has no sessions; save a module of graph.trace(...)")
-        module.programs.check_open()
+        module.dispatcher.check_open()
         bound = zip(source.inputs, inputs.bind(source.inputs, args, kwargs), strict=True)
         types = tuple(inputs.infer_type(inputs.normalize(value, argument)) for value, argument in bound)
-        with self._lock:
-            if types not in self._by_types:
+        with module.dispatcher.planning_lock:
+            if types not in self.by_types:
                 function = StaticModel(source.graph.trace(*types)).get_declared_function()
                 construction = replace(module.construction, cache=module.programs.cache)
-                self._by_types[types] = StatefulFunction(construction.create_module(type(module), function), function)
-            return self._by_types[types]
+                self.by_types[types] = StatefulFunction(construction.create_module(type(module), function), function)
+            return self.by_types[types]
 
 
 @contextmanager

@@ -145,10 +145,12 @@ def restore(
 PLANS: Schema[ProgramRecord] = Schema("plans", "program record", write_record, read_record, suffix=".xrt", is_stale=is_stale)
 
 
-def find_stored_plans(model: Any, cache: CompileCache, settings: ModuleOptions, engines: EngineList) -> StoredPlans | None:
+def find_stored_plans(
+    model: str | os.PathLike[str], cache: CompileCache, settings: ModuleOptions, engines: EngineList
+) -> StoredPlans | None:
     """Open the stored plans of a model file, which may be empty; None if plans of this module cannot be stored."""
     # Threads and forked processes share the open files. They read with preadv, which does not move the positions.
-    if not isinstance(model, str | os.PathLike) or not isinstance(cache.disk, DiskTier) or not hasattr(os, "preadv"):
+    if not isinstance(cache.disk, DiskTier) or not hasattr(os, "preadv"):
         return None
     has_options = settings.isolate.engines or settings.clustering.pins or settings.check or settings.dump_subgraph_dir
     if has_options or engines.device_map != DeviceMap("cpu") or engines.is_auto or settings.choice.is_quantized:

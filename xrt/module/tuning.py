@@ -73,9 +73,9 @@ def tune(
         return tune_throughput(module, args, kwargs, budget=budget, progress=shows, **throughput)
     if throughput:
         raise OptionError(f"{next(iter(throughput))}= is for objective='throughput'; pass that too, or remove it")
-    values = module.check_inputs(args, kwargs) if args or kwargs else None
+    values = module.programs.check_inputs(args, kwargs) if args or kwargs else None
     placer = partial(programs.placer.tune, values=values, budget=budget, progress=progress, retune=True)
-    build = module.specialize(values, place=placer)
+    build = module.programs.specialize(values, place=placer)
     programs.adopt_decision(build)
     assert build.tuned is not None  # the placer has set it
     return build.tuned
@@ -165,7 +165,7 @@ def tune_throughput(
     seconds = THROUGHPUT_BUDGET_SECONDS if budget is None else budget
     check_budget(seconds)
     bound = parse_bound(p99)
-    values = module.check_inputs(args, kwargs, pads=False)[: len(module.inputs)] if args or kwargs else None
+    values = module.programs.check_inputs(args, kwargs, pads=False)[: len(module.inputs)] if args or kwargs else None
     splits = list_splits(module.threads, instances)
     pool = RequestPool(module, values, batch_dim, seed)
     sizes = parse_batches(BATCH_SIZES if batches is None else batches)
@@ -199,7 +199,7 @@ def tune_throughput(
             store_serving(target, record, reducer)
         if use is not None:
             instance = bench.find_module(configuration.threads)
-            use(instance, instance.check_inputs(pool.join(0, configuration.batch), {}))
+            use(instance, instance.programs.check_inputs(pool.join(0, configuration.batch), {}))
     return tuned
 
 
@@ -318,7 +318,7 @@ class ModuleBench:
         self.is_exact = bool(pool.dim)
         """Whether each batch size needs a separate program."""
         if pool.dim:
-            values = module.check_inputs(pool.join(0, 1), {}, pads=False)[: len(module.inputs)]
+            values = module.programs.check_inputs(pool.join(0, 1), {}, pads=False)[: len(module.inputs)]
             reason = module.sizes.why_not_general(values, module.programs)
             sizes_of_call = read_sizes(module.inputs, values)
             self.is_exact = bool(module.programs.engines.is_auto or reason)
@@ -356,18 +356,18 @@ class ModuleBench:
 
     def _specialize(self, module: XRTModule, size: int) -> Specialization:
         """Return the specialization for calls of ``size`` requests. With "auto", first give the module the placement."""
-        values = module.check_inputs(self._pool.join(0, size), {})
+        values = module.programs.check_inputs(self._pool.join(0, size), {})
         # All modules with one thread budget share the placement of a size, but each must adopt it once.
         placement_key = module.threads, size
         if module.programs.engines.is_auto and (id(module), size) not in self._placed:
             if placement_key not in self._placements:
                 self._placements[placement_key] = self._find_placement(module, size, values)
             tuned = self._placements[placement_key]
-            build = module.specialize(values, place=lambda function: tuned)
+            build = module.programs.specialize(values, place=lambda function: tuned)
             module.programs.compile(build)
             module.programs.adopt_decision(build)
             self._placed.add((id(module), size))
-        return module.specialize(values)
+        return module.programs.specialize(values)
 
     def _find_placement(self, module: XRTModule, size: int, values: list[Any]) -> TuningResult:
         """Find the placement for a batch size: by a search for the largest and smallest, else that of the largest size."""
@@ -379,7 +379,7 @@ class ModuleBench:
             base = self._specialize(self.find_module(searched_threads), self._largest).tuned
             assert base is not None  # it is placed by measurement
             place = partial(placer.adapt, base, note=f"for calls of {size} the plan that was found for calls of {self._largest}")
-        tuned = module.specialize(values, place=place).tuned
+        tuned = module.programs.specialize(values, place=place).tuned
         assert tuned is not None  # the placer has set it
         return tuned
 

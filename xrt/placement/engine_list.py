@@ -27,12 +27,6 @@ AUTO = "auto"
 """The entry in a list of engines that requests placement by measurement."""
 
 
-def is_auto(engine: Any) -> bool:
-    """Whether the argument ``engine`` of a module is ``"auto"`` or a list with it."""
-    entries = engine if isinstance(engine, list | tuple) else [engine]
-    return any(isinstance(entry, str) and entry == AUTO for entry in entries)
-
-
 @dataclass(frozen=True, slots=True)
 class EngineList:
     engines: tuple[GraphCompiler, ...]

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         list_regions as list_regions,
     )
     from xrt.runtime.devices import (
-        check_device as check_device,
         device as device,
         parse_device_kind as parse_device_kind,
         to_host as to_host,

@@ -83,7 +83,7 @@ def compile_plan(
     from xrt.runtime.device_program import MultiDeviceProgram
     from xrt.runtime.devices.registry import Streams
 
-    return MultiDeviceProgram(plan, leases, streams or Streams(), graph)
+    return MultiDeviceProgram(plan, leases, Streams() if streams is None else streams, graph)
 
 
 @dataclass(frozen=True)

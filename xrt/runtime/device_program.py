@@ -366,7 +366,7 @@ class MultiDeviceProgram(Program):
         return DeviceCall(self._devices, self._get_streams(options), self._counter, self._recorder if options.profile else None)
 
     def _get_streams(self, options: RunOptions) -> dict[str, Stream]:
-        streams = {name: self._module_streams.on(name) for name in self._devices}
+        streams = {name: self._module_streams[name] for name in self._devices}
         if options.stream is not None:
             streams[self.plan.device] = self.get_device().get_stream(options.stream)
         return streams
@@ -511,7 +511,7 @@ class MultiDeviceProgram(Program):
         """Keep the arrays that a call's work uses alive until the work is done; `_release_finished` then releases them."""
         for name, references in call.references.items():
             # `close` waits for the module's streams. Work on a caller's stream needs an event to wait for.
-            if references or call.streams[name] is not self._module_streams.on(name):
+            if references or call.streams[name] is not self._module_streams[name]:
                 accelerator = self._devices[name]
                 self._pending.append((accelerator, accelerator.record_event(call.streams[name]), references))
 
@@ -531,7 +531,7 @@ class MultiDeviceProgram(Program):
         """Create a function for timing: it runs the program on inputs that were uploaded before, and waits for the results."""
         args, options = list(inputs), RunOptions(block=True)
         if self.plan.device != HOST:
-            with self.get_device().activate(self._module_streams.on(self.plan.device)):
+            with self.get_device().activate(self._module_streams[self.plan.device]):
                 args = upload(inputs, self.get_device())
         return lambda: self.run(args, options)
 
@@ -561,7 +561,7 @@ class MultiDeviceProgram(Program):
         """Allocate an uninitialized array on the plan's device; raises OutOfDeviceMemory."""
         if self.plan.device == HOST:
             return super().allocate_output(shape, dtype)
-        return self.allocate(shape, dtype, self._module_streams.on(self.plan.device), "a buffer of a bound call")
+        return self.allocate(shape, dtype, self._module_streams[self.plan.device], "a buffer of a bound call")
 
     def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], stream: Stream, requester: str) -> Any:
         """Allocate an uninitialized array on the plan's device, for work on ``stream``.

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from xrt.builder.record_op import apply, emit
 from xrt.errors import ModelError, OptionError, did_you_mean
 from xrt.graph import Constant, DType, Function, State, TensorType, Value, declare_states, list_states
-from xrt.module.model_source import find_front_end, make_source
+from xrt.module.model_source import make_source
+from xrt.module.module import find_front_end
 from xrt.passes import drop_dead_nodes, infer_shapes
 from xrt.passes.gradient import gradient
 from xrt.passes.gradient.preparation import continue_function

@@ -33,10 +33,10 @@ from xrt.frontends.torch.capture import (
 )
 from xrt.frontends.torch.dtypes import is_shared, share_array, share_tensor
 from xrt.html.views import format_count
+from xrt.module.dispatch import warn_of_evictions
 from xrt.module.engines import check_budget, make_engine_list
 from xrt.module.module import XRTModule, shorten_tracebacks
 from xrt.module.options import parse_options
-from xrt.module.programs import warn_of_evictions
 from xrt.module.tuning import THROUGHPUT_KEYWORDS, Objective
 from xrt.verify.regions import ignore_progress
 
@@ -301,7 +301,8 @@ class TorchModule:
             check_module(model)
         settings = parse_options(options)
         check_no_buckets(settings)
-        check_budget(engine, options)
+        if "budget" in options:
+            check_budget(engine)
         if engine is not None:
             # Raises an error for an unavailable engine now, not in the first call.
             make_engine_list(engine, device, settings, cache=open_cache(cache))

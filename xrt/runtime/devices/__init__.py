@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         PendingCopy as PendingCopy,
     )
     from xrt.runtime.devices.registry import (
-        check_device as check_device,
         device as device,
         override_devices as override_devices,
         to_host as to_host,

@@ -7,18 +7,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from xrt.errors import DeviceError, did_you_mean
 from xrt.forking import renew_after_fork
-from xrt.graph.device_names import KINDS, is_device, normalize_device, parse_device_index, parse_device_kind
-from xrt.runtime.devices.interface import Device
-
-if TYPE_CHECKING:
-    from xrt.runtime.devices.interface import Stream
+from xrt.graph.device_names import normalize_device, parse_device_index, parse_device_kind
+from xrt.runtime.devices.interface import Device, Stream
 
 DLPACK_HOST_CODES = (1, 3, 11)
 """DLPack codes of memory that the host can read: CPU, CUDA pinned and ROCm pinned."""
@@ -59,19 +55,6 @@ def _read_small_floats(source: Any) -> np.ndarray[Any, Any] | None:
         return np.from_dlpack(source.detach().view(bits)).view(dtype)  # type: ignore[no-any-return]  # ml_dtypes has no types
     array = np.asarray(source)  # JAX's arrays know ml_dtypes
     return array if array.dtype == dtype else None
-
-
-_KIND_ALIASES = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}
-"""Other names that users may try for a kind of device, for hints in error messages."""
-
-
-def check_device(device: object) -> str:
-    """Return a device name if it is ``cpu``, ``cuda`` or ``cuda:N``; raise DeviceError otherwise."""
-    if not isinstance(device, str) or not is_device(device) or device.startswith("cpu:"):
-        kind = str(device).partition(":")[0].lower()
-        hint = did_you_mean(_KIND_ALIASES.get(kind, kind), KINDS)
-        raise DeviceError(f"unknown device {device!r}; a device is 'cpu', 'cuda' or 'cuda:N'.{hint}")
-    return device
 
 
 DeviceOpener = Callable[[int], Device]
@@ -156,22 +139,9 @@ def override_devices(kind: str, opener: DeviceOpener, origin: str = "") -> Itera
             _opened.update(opened)
 
 
-class Streams:
-    """The streams of a module: one per device, shared by all its programs."""
+class Streams(dict[str, Stream]):
+    """The streams of a module, by device name: created on first use, and shared by all its programs."""
 
-    def __init__(self) -> None:
-        self._by_device: dict[str, Stream] = {}
-        self._lock = renew_after_fork(threading.Lock())
-
-    def get(self, name: str) -> Stream | None:
-        """Return the stream of a device, or None if it was not created yet."""
-        return self._by_device.get(name)
-
-    def on(self, name: str) -> Stream:
-        """Return the stream of a device; it is created on first use."""
-        # First without the lock, because every call of a program gets its streams here.
-        stream = self._by_device.get(name)
-        if stream is None:
-            with self._lock:
-                stream = self._by_device.setdefault(name, device(name).new_stream())
-        return stream
+    def __missing__(self, name: str) -> Stream:
+        # Two threads that create the stream of a device at once both use the first.
+        return self.setdefault(name, device(name).new_stream())
