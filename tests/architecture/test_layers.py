@@ -47,7 +47,7 @@ LINE = (
 """A package may import the packages on the lines above its own. Packages on one line do not see each other."""
 BESIDE = {"models": ("errors", "graph", "operators", "formats", "builder")}
 """Packages beside the line, and all that they may import."""
-EDGES = {"module.model_source": ("frontends.torch.module", "a module of PyTorch is run by the XRTModule of its front end")}
+EDGES = {"module.module": ("frontends.torch.module", "a module of PyTorch is run by the XRTModule of its front end")}
 """Imports against the order that a module may make of one other, inside a function, each with the reason."""
 READERS = {"testing": ("cli",), "models": ("bench", "testing", "cli"), "cli": (), "bench": ("cli",)}
 """Packages that only these may import."""

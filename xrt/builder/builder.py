@@ -13,7 +13,7 @@ import numpy as np
 
 from xrt.builder.record_op import (
     CONTROL_FLOW,
-    STRONG_TYPES,
+    STRONG,
     Symbol,
     choose_natural_dtype,
     choose_weak_dtype,
@@ -368,7 +368,7 @@ class Builder:
         """
         if is_weak(value):
             value = make_weak_array(value, choose_natural_dtype(value))
-        if not isinstance(value, STRONG_TYPES) or isinstance(value, Symbol):
+        if not isinstance(value, STRONG) or isinstance(value, Symbol):
             raise ModelError(f"a constant must be an array or a number; got {type(value).__name__} {value!r}")
         # One array object used several times becomes one constant.
         if name is None and id(value) in self._shared:
@@ -579,7 +579,7 @@ def _convert_operands(
     """Convert the inputs to tensors of the graph; also return the types that are bound to type variables (see `bind_types`)."""
     _check_inputs(operator, operands)
     # Tensors first: they determine the types that Python numbers adopt.
-    symbols: list[Symbol | None] = [builder.symbol(item) if isinstance(item, STRONG_TYPES) else None for item in operands]
+    symbols: list[Symbol | None] = [builder.symbol(item) if isinstance(item, STRONG) else None for item in operands]
     bound = bind_types(operator, [None if symbol is None else symbol.type for symbol in symbols])
     for index, item in enumerate(operands):
         if item is None or symbols[index] is not None:

@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.builder.record_op import (
-    STRONG_TYPES,
-    DTypeLike,
-    Operand,
-    emit,
-    get_builder,
-    infer_operand_dtype,
-    is_weak,
-    make_weak_array,
-)
+from xrt.builder.record_op import STRONG, DTypeLike, Operand, emit, get_builder, infer_operand_dtype, is_weak, make_weak_array
 from xrt.errors import ModelError
 from xrt.graph.types import DType
 
@@ -35,7 +26,7 @@ Rule = Callable[["Tensor", "Tensor", DType], "Tensor"]
 
 def is_operand(value: object) -> bool:
     """Whether the value can be an operand; for other values Python's operators return NotImplemented."""
-    return isinstance(value, STRONG_TYPES) or is_weak(value)
+    return isinstance(value, STRONG) or is_weak(value)
 
 
 def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
@@ -104,7 +95,7 @@ def _get_resolvable(value: Operand, other: Operand) -> Any:
     A number that the type of the other operand can represent gets that type, because types of ``ml_dtypes`` do not support
     Python numbers.
     """
-    if isinstance(value, STRONG_TYPES):
+    if isinstance(value, STRONG):
         return _get_dtype(value).numpy
     if isinstance(value, str):
         return DType.STRING.numpy
@@ -124,7 +115,7 @@ def _get_dtype(value: Any) -> DType:
 
 
 def _describe(value: Operand) -> str:
-    return str(_get_dtype(value)) if isinstance(value, STRONG_TYPES) else repr(value)
+    return str(_get_dtype(value)) if isinstance(value, STRONG) else repr(value)
 
 
 def _convert(value: Operand, dtype: DType) -> Tensor:

@@ -90,7 +90,7 @@ class Symbol:
 # ---------------------------------------------------------------------- operands
 
 
-STRONG_TYPES = (Symbol, Constant, np.ndarray, np.generic)
+STRONG = (Symbol, Constant, np.ndarray, np.generic)
 """Classes of operands with a fixed element type."""
 
 

@@ -29,6 +29,7 @@ from xrt.formats.bundle import is_bundle
 from xrt.formats.placement_file import VERDICTS, Baseline, PlacementFile, write_placement
 from xrt.graph import FrozenDict
 from xrt.graph.device_names import check_device
+from xrt.graph.types import infer_type
 from xrt.html.views import format_bytes, format_count
 from xrt.models import sample_inputs
 from xrt.module import XRTModule, validate_budget
@@ -39,7 +40,6 @@ from xrt.placement.records import DEVICE_OF, read_lock, read_shapes
 from xrt.placement.report import describe_precision, format_error, list_pareto_plans, render_tuning_page
 from xrt.placement.throughput import COLUMNS, NUMERIC_COLUMNS as POINT_NUMBERS, list_cells, render_throughput_page
 from xrt.runtime import get_default_budget
-from xrt.runtime.inputs import infer_type
 
 if TYPE_CHECKING:
     from xrt.formats.placement_file import PrecisionRecord

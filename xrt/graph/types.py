@@ -218,3 +218,16 @@ def may_equal(a: Type, b: Type) -> bool:
     if len(a.shape) != len(b.shape):
         return False
     return all(x == y for x, y in zip(a.shape, b.shape, strict=True) if isinstance(x, int) and isinstance(y, int))
+
+
+def infer_type(argument: Any) -> Type | None:
+    """Infer the type of an array or a list; None for a dict, an absent optional, and a list with items of different types."""
+    if isinstance(argument, np.ndarray):
+        return TensorType(DType.from_array(argument), argument.shape)
+    if hasattr(argument, "dtype") and hasattr(argument, "shape"):  # an array on a device
+        return TensorType(DType.from_array(argument), tuple(argument.shape))
+    if isinstance(argument, list):
+        types = {infer_type(item) for item in argument}
+        element = types.pop() if len(types) == 1 else None
+        return None if element is None else SequenceType(element)
+    return None

@@ -397,7 +397,8 @@ class Dispatcher:
     call: FastCall
     """The prepared call that was used last. It is an attribute of its own because each attribute lookup adds to a call's time."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, inputs: Sequence[Value], max_bytes: int) -> None:
+        self.sort_arguments = make_argument_sorter(inputs)
         self._max_bytes = max_bytes
         self.max_threads = MAX_IDLE_THREADS
         self._builds: OrderedDict[object, Specialization] = OrderedDict()
@@ -590,9 +591,6 @@ def _retry_on_failure(
     results = build.rescue(program, failed, Call(args))
     owner.forget()
     return unpack_outputs(build.function)(results)
-
-
-# ---------------------------------------------------------------------- bound calls
 
 
 class IOBinding:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from xrt.errors import InputError, ModelError
 from xrt.graph import Function, TensorType, Type, Value
-from xrt.runtime import inputs
+from xrt.graph.types import infer_type
 
 if TYPE_CHECKING:
     from xrt.builder import Graph
@@ -166,7 +166,7 @@ class TracedModel:
         self._traces = traces
 
     def make_key(self, values: Sequence[Any]) -> tuple[Type | None, ...]:
-        return tuple(map(inputs.infer_type, values))
+        return tuple(map(infer_type, values))
 
     def get_function(self, key: Any) -> Function:
         """Return the Function for inputs of these types. Raises InputError if the bundle has none."""
@@ -189,8 +189,7 @@ class TracedGraph(TracedModel):
     """An `xrt.Graph`, which is traced once for each set of input types."""
 
     def __init__(self, graph: Graph) -> None:
-        super().__init__(graph.input_names, {})
-        self.graph = graph
+        self.graph, self.inputs = graph, tuple(map(Value, graph.input_names))
 
     def get_function(self, key: Any) -> Function:
         function = self.graph.trace(*key)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from xrt.cache import CompileCache, Signature, open_cache
 from xrt.errors import InputError, XRTError
-from xrt.module.dispatch import NO_MATCH, Call, OutputChecks, bind_io, check_bindable, make_argument_sorter, unpack_outputs
+from xrt.module.dispatch import NO_MATCH, Call, bind_io, check_bindable, unpack_outputs
 from xrt.module.engines import check_budget
 from xrt.module.model_source import TracedGraph, is_graph
 from xrt.module.options import add_keywords, parse_options
@@ -133,9 +133,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         self.construction = Construction(engine, device, cache, options, path)
         self.programs = Programs(model, engine, device, settings, store)
         self.source, self.sizes = self.programs.source, self.programs.sizes
-        self.dispatcher = self.programs.dispatcher
-        self._sort_arguments = make_argument_sorter(self.source.inputs)
-        self.checks = OutputChecks(settings.check, self.programs.engines.context.threads)
+        self.dispatcher, self.checks = self.programs.dispatcher, self.programs.checks
         self.stateful_functions = StatefulFunctions()
         self.bundle: BundleFile | None = None
         self.serving_record: ServingConfiguration | None = None
@@ -228,7 +226,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
             if not kwargs:
                 result = self.dispatcher.call(args)
             elif not args:
-                result = self.dispatcher.call(self._sort_arguments(kwargs))
+                result = self.dispatcher.call(self.dispatcher.sort_arguments(kwargs))
             else:
                 result = NO_MATCH
             if result is not NO_MATCH:

@@ -15,7 +15,7 @@ from xrt.errors import CompileRefused, FallbackWarning, InputError, PlanError, R
 from xrt.forking import renew_after_fork
 from xrt.graph import FrozenDict, Function
 from xrt.graph.deferred_function import StaleFunction
-from xrt.module.dispatch import Dispatcher
+from xrt.module.dispatch import Dispatcher, OutputChecks
 from xrt.module.engines import choose_default_engine, make_engine_list
 from xrt.module.model_source import ModelSource, make_source
 from xrt.module.sizes import SizePolicy
@@ -372,7 +372,8 @@ class Programs:
             from xrt.module.precision import make_precision_reducer  # slow to import, and rarely needed
 
             self.reducer = make_precision_reducer(settings.max_error, settings, self.sizes.served_source)
-        self.dispatcher = Dispatcher(cache.max_bytes)
+        self.checks = OutputChecks(settings.check, self.engines.context.threads)
+        self.dispatcher = Dispatcher(self.source.inputs, cache.max_bytes)
         # `engines` has only the engines of the lockfile's plan. If the lockfile does not apply, all listed engines are needed.
         self._list_all_engines = partial(make_engine_list, engine, device, replace(settings, lock=None), cache)
         # The default engine depends on the nodes, and those of an `xrt.Graph` are known only after its first trace.
@@ -395,7 +396,7 @@ class Programs:
     def check_inputs(self, args: Sequence[Any], kwargs: Any, *, pads: bool = True) -> list[Any]:
         """Return the inputs of a call in the model's order, converted, checked and padded. ``pads=False`` does not pad."""
         values = inputs.read(self.source.inputs, args, kwargs, self.engines.context.device)
-        return self.sizes.pad(values, self, pads=pads)
+        return self.sizes.pad(values, self, pads=pads) if self.sizes.open_axes else values
 
     def specialize(self, values: Any, fetch: tuple[str, ...] = (), place: Placer | None = None) -> Specialization:
         """Return the specialization for checked inputs, planned if necessary. ``values=None`` means the declared types.
@@ -412,28 +413,19 @@ class Programs:
 
     def find_or_plan(self, key: tuple[object, tuple[str, ...]], values: Any, place: Placer | None = None) -> Specialization:
         """Return the specialization with this key (see `Specialization.key`); for the other arguments see `specialize`."""
-        return self.dispatcher.find_or_create(key, partial(self._create, key, values, place), is_new=place is not None)
-
-    def _create(self, key: tuple[Any, tuple[str, ...]], values: Any, place: Placer | None) -> Specialization:
-        """Load a specialization from the cache, or plan it."""
-        sizes_key, fetch = key
-        if self.stored is not None and place is None and not fetch:
-            if (build := self.stored.find(sizes_key, self.sizes.get_source(values))) is not None:
-                return build
-        build = self._plan(key, values, place)
-        # With "auto", a model with symbolic dims is measured by its first call. Other modules must not import the placer.
-        if values is None and self.engines.is_auto:
-            build.is_provisional = self.placer.model is not None and self.placer.placed is None
-        return build
+        return self.dispatcher.find_or_create(key, partial(self._plan, key, values, place), is_new=place is not None)
 
     def _plan(self, key: tuple[Any, tuple[str, ...]], values: Any, place: Placer | None) -> Specialization:
-        """Read or trace the model, optimize, quantize and place it, for inputs like ``values``."""
+        """Load the specialization from the cache; else read or trace the model, optimize, quantize and place it."""
         sizes_key, fetch = key
+        source = self.sizes.get_source(values)
+        if self.stored is not None and place is None and not fetch:
+            if (build := self.stored.find(sizes_key, source)) is not None:
+                return build
         base = None
         if fetch and self.engines.is_auto:  # fetching values must not change the placement
             base = self.find_or_plan((self.sizes.get_key(values, self), ()), values)
         began = self.placer.clock() - self._construction_seconds if self.engines.is_auto else 0.0
-        source = self.sizes.get_source(values)
         function = source.get_declared_function() if values is None else source.get_function(sizes_key)
         function = add_outputs(function, fetch)
         if self._must_choose_engine:
@@ -455,6 +447,9 @@ class Programs:
             tuned = place(optimized)
         build = Specialization(optimized, self.context, original=function, tuned=tuned)
         build.sizes = sizes
+        # With "auto", a model with symbolic dims is measured by its first call. Other modules must not import the placer.
+        if values is None and self.engines.is_auto:
+            build.is_provisional = self.placer.model is not None and self.placer.placed is None
         self._construction_seconds = 0.0  # it counts for the budget of the first search only
         return build
 

@@ -188,11 +188,14 @@ class SizePolicy:
         return self.served_source if values is None else self.source
 
     def pad(self, values: list[Any], programs: Programs, *, pads: bool = True) -> list[Any]:
-        """Pad the inputs of a call if a padded program serves their sizes. ``pads=False`` at most appends the sizes (Buckets)."""
+        """Pad the inputs of a call, which have symbolic dims, if a padded program serves their sizes.
+
+        ``pads=False`` at most appends the sizes (Buckets).
+        """
         # The option `shapes` is Buckets. Sizes with a static program, as in a bundle, are not padded.
         if self.padding is not None and self.pads_all:
             return values if self.source.make_key(values) in self.exact_keys else self.padding.pad(values, exact=not pads)
-        if not pads or self.shapes != "auto" or not self.open_axes:
+        if not pads or self.shapes != "auto":
             return values
         sizes = self.source.make_key(values)
         # These sizes have a program already, in this module or in the cache.

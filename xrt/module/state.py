@@ -20,6 +20,7 @@ from xrt.forking import get_generation, renew_after_fork
 from xrt.graph import Function, State, TensorType, Value, declare_states, list_states
 from xrt.graph.constants import make_aligned_array
 from xrt.graph.state import Capacity, find_capacity
+from xrt.graph.types import infer_type
 from xrt.module.model_source import StaticModel, TracedGraph, make_source
 from xrt.runtime import inputs
 
@@ -228,7 +229,7 @@ class StatefulFunctions:
             raise InputError("a bundle with traces of a graph has no sessions; save a module of graph.trace(...)")
         module.dispatcher.check_open()
         bound = zip(source.inputs, inputs.bind(source.inputs, args, kwargs), strict=True)
-        types = tuple(inputs.infer_type(inputs.normalize(value, argument)) for value, argument in bound)
+        types = tuple(infer_type(inputs.normalize(value, argument)) for value, argument in bound)
         with module.dispatcher.planning_lock:
             if types not in self.by_types:
                 function = StaticModel(source.graph.trace(*types)).get_declared_function()

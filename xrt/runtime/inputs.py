@@ -204,19 +204,6 @@ def check_updated(name: str, array: Any) -> None:
         )
 
 
-def infer_type(argument: Any) -> Type | None:
-    """Infer the type of a converted value; None for a dict, an absent optional, and a list with items of different types."""
-    if isinstance(argument, np.ndarray):
-        return TensorType(DType.from_array(argument), argument.shape)
-    if hasattr(argument, "dtype") and hasattr(argument, "shape"):  # an array on a device
-        return TensorType(DType.from_array(argument), tuple(argument.shape))
-    if isinstance(argument, list):
-        types = {infer_type(item) for item in argument}
-        element = types.pop() if len(types) == 1 else None
-        return None if element is None else SequenceType(element)
-    return None
-
-
 def check_buffers(
     out: Any, outputs: Sequence[Value], inputs: Sequence[Value], values: Sequence[Any], module_device: str = "cpu"
 ) -> tuple[Any, ...]:
