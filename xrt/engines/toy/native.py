@@ -12,12 +12,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from xrt.engines.contract.graph_compiler import Executable
+from xrt.engines.contract.graph_compiler import Executable, fill
 from xrt.engines.contract.op_table import Kernel, OpTable
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.kernels.table import Factory
 from xrt.engines.native import NativeExecutable, NativeKernel, NativeLibrary, NativeTape, PreparedKernel
-from xrt.engines.native.bindings import address_of
 from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, convert_to_opcodes, fuse_elementwise
 from xrt.engines.toolkit.memory import find_inplace_outputs
 from xrt.engines.toy import reference
@@ -252,23 +251,11 @@ class PerShapeExecutable(Executable):
         out = options.host_buffers
         if out is None:
             return inner.run(inputs, options)
-        # The pairs of which this call passes the memory of the input as the buffer of the output.
-        pairs = set()
-        for source, result in self._inplace:
-            array, buffer = inputs[source], out[result]
-            # The buffer may be the array itself, or a view that begins at its address.
-            if isinstance(array, np.ndarray) and isinstance(buffer, np.ndarray) and address_of(array) == address_of(buffer):
-                pairs.add((source, result))
-        if pairs <= {*inner.inplace_pairs()}:
-            return inner.run(inputs, options)
-        # The executable for these shapes would read an input after overwriting it, so copy these outputs after the run.
-        written = {output_index for _, output_index in pairs}
-        other_buffers = [None if i in written else buffer for i, buffer in enumerate(out)]
-        results = list(inner.run(inputs, replace(options, out=other_buffers)))
-        for output_index in written:
-            np.copyto(out[output_index], results[output_index])
-            results[output_index] = out[output_index]
-        return results
+        # The executable for these shapes may read an input after it has overwritten it. Such outputs are copied after the run.
+        copied = {output_index for _, output_index in {*self._inplace} - {*inner.inplace_pairs()}}
+        buffers = [None if index in copied else buffer for index, buffer in enumerate(out)]
+        results = inner.run(inputs, replace(options, out=buffers))
+        return [result if buffer is None else fill(buffer, result) for result, buffer in zip(results, out, strict=True)]
 
     def inplace_pairs(self) -> Sequence[tuple[int, int]]:
         return self._inplace
