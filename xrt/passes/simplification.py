@@ -87,10 +87,9 @@ class Splice:
         self._names = names
         self.pending = list(reversed(function.nodes))
         """A stack of the nodes that are not rewritten yet. The nodes of an inlined branch are pushed onto it."""
-        self.inlined: list[Node] = []  # nodes of the branch that was inlined last
+        self.inlined_names: set[str] = set()  # of nodes
         self.control_predecessors = {name for node in function.nodes for name in node.control}
         """Names of nodes at which control edges start. These nodes cannot be replaced."""
-        self._inlined_values: set[str] = set()
 
     @cached_property
     def _node_names(self) -> FreshNames:
@@ -116,9 +115,9 @@ class Splice:
             new_name, type_ = new_names.get(name, name), branch.get_type(name)
             if type_ is not None and new_name not in result_names and new_name not in self.constants:
                 self.types[new_name] = type_
-        self.inlined = [replace(inner, device=inner.device or node.device) for inner in inlined]
-        self.pending += reversed(self.inlined)
-        self.control_predecessors.update(name for inner in self.inlined for name in inner.control)
+        self.pending += [replace(inner, device=inner.device or node.device) for inner in reversed(inlined)]
+        self.inlined_names.update(inner.name for inner in inlined)
+        self.control_predecessors.update(name for inner in inlined for name in inner.control)
         return True
 
     def _rename_values(self, node: Node, branch: Function, results: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -136,31 +135,24 @@ class Splice:
             if name not in new_names and name not in captured:
                 new_names[name] = self._names.take(name)
         self.constants.update((new_names[name], constant) for name, constant in branch.constants.items())
-        self._inlined_values.update(new_names.values())
         return new_names
 
     def finish(self) -> Function:
-        """Make the rewritten Function, without constants that lost their last reader; the original if nothing changed."""
+        """Make the rewritten Function, without constants that nothing reads; the original if nothing changed."""
         function = self.function
         pairs = zip(self.nodes, function.nodes, strict=False)
         if len(self.nodes) == len(function.nodes) and all(new is old for new, old in pairs):
             return function
         nodes = tuple(self.nodes)
-        unread = (_list_used_values(function.nodes, function) | self._inlined_values) - _list_used_values(nodes, function)
         outputs = {value.name for value in function.outputs}
+        read_values = outputs.union(*(node.uses for node in nodes))
         types = {name: type_ for name, type_ in {**function.types, **self.types}.items() if name not in self.constants}
         return function.replace(
             nodes=nodes,
             outputs=tuple(Value(v.name, self.types.get(v.name, v.type)) for v in function.outputs),
-            constants={name: constant for name, constant in self.constants.items() if name not in unread},
+            constants={name: constant for name, constant in self.constants.items() if name in read_values},
             types={name: type_ for name, type_ in types.items() if name not in outputs},
         )
-
-
-def _list_used_values(nodes: Sequence[Node], function: Function) -> set[str]:
-    """List the values that the nodes read or define, and the values that the Function returns."""
-    values = {name for node in nodes for name in (*node.uses, *node.outputs)}
-    return values.union(value.name for value in function.outputs)
 
 
 def _can_be_copied(branch: Function, results: Sequence[tuple[str, str]], function: Function) -> bool:
@@ -192,7 +184,7 @@ def fold_constants(function: Function, evaluate: Evaluate | None = None, must_st
 
     A node is not folded if it is random, has no ONNX schema, has control edges, may compute more than `MAX_FOLDED_BYTES`, is a
     DequantizeLinear selected by ``must_stay``, or if its evaluation fails. A node with bodies is folded if all captured values
-    are constants; otherwise the nodes in its bodies are folded. Constants without remaining readers are removed. Return
+    are constants; otherwise the nodes in its bodies are folded. Constants without readers are removed. Return
     ``function`` itself if nothing is folded. Linear time.
     """
     has_bodies = any(node.bodies for node in function.nodes)
@@ -228,15 +220,13 @@ class _Folding:
         """Fold the nodes of a Function; ``outer`` is the Knowledge of the enclosing Function, or None."""
         splice = Splice(function, self.names)
         knowledge = Knowledge(function, outer, splice.constants, splice.types)
-        inlined_names = set[str]()
         while splice.pending:
             node = splice.pending.pop()
             branch = find_taken_branch(node, knowledge)
             if branch is not None and splice.inline(node, branch):
-                inlined_names.update(inner.name for inner in splice.inlined)
                 continue
             # An inlined node may have a more precise type than the If, which has the common type of its branches.
-            knowledge.infer(node, again=node.name in inlined_names)
+            knowledge.infer(node, again=node.name in splice.inlined_names)
             results = None
             # A node with control edges orders effects, which a constant cannot.
             has_control = node.control or node.name in splice.control_predecessors
