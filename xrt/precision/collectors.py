@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import inspect
 import math
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from xrt.errors import CalibrationError, CalibrationWarning, OptionError, did_you_mean, warn
-from xrt.forking import renew_after_fork
 from xrt.formats.calibration_table import CalibrationTable, ValueRange
 from xrt.graph import Function, TensorType
 
@@ -256,42 +254,38 @@ class Observer:
         # For its OptionError, which would otherwise be raised at the first batch.
         make_collector(method, self._kwargs)
         self._collectors: dict[str, tuple[str, Collector]] = {}
-        self._lock = renew_after_fork(threading.Lock())
         self.batches = 0
 
     def add(self, keys: Mapping[str, str], values: Mapping[str, Any]) -> None:
         """Update the statistics with the values of one batch, by name; ``keys`` has the hashes of the values to add.
 
-        Raises CalibrationError, and changes nothing, if a value has NaN or infinity.
+        Raises CalibrationError if a value has NaN or infinity.
         """
-        arrays = {key: (name, np.asarray(values[name])) for name, key in keys.items()}
-        with self._lock:
-            # First, so that a refused batch changes nothing.
-            for name, array in arrays.values():
-                if array.dtype.kind == "f" and not np.isfinite(array).all():
-                    nans, infinities = int(np.isnan(array).sum()), int(np.isinf(array).sum())
-                    raise CalibrationError(
-                        f"value {name!r} of calibration batch {self.batches + 1} has {nans} NaN and {infinities} infinities "
-                        f"among its {array.size} numbers; calibrate on data for which the model's values are finite"
-                    )
-            self.batches += 1
-            for key, (name, array) in arrays.items():
-                if array.size:
-                    if key not in self._collectors:
-                        self._collectors[key] = name, make_collector(self.method, self._kwargs)
-                    self._collectors[key][1].add(array)
+        # Values with equal hashes are equal, and are added once.
+        for key, name in {key: name for name, key in keys.items()}.items():
+            array = np.asarray(values[name])
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                nans, infinities = int(np.isnan(array).sum()), int(np.isinf(array).sum())
+                raise CalibrationError(
+                    f"value {name!r} of calibration batch {self.batches + 1} has {nans} NaN and {infinities} infinities "
+                    f"among its {array.size} numbers; calibrate on data for which the model's values are finite"
+                )
+            if array.size:
+                if key not in self._collectors:
+                    self._collectors[key] = name, make_collector(self.method, self._kwargs)
+                self._collectors[key][1].add(array)
+        self.batches += 1
 
     def make_table(self) -> CalibrationTable:
         """Choose a range for each value by the method. Raises CalibrationError if no batch was added."""
-        with self._lock:
-            if not self.batches:
-                raise CalibrationError("calibration has seen no batch; pass a list with at least one, each the inputs of a call")
-            ranges = []
-            for key, (name, collector) in self._collectors.items():
-                low, high = collector.choose()
-                extremes = {"least": collector.least, "most": collector.most}
-                ranges.append(ValueRange(key=key, low=low, high=high, **extremes, batches=collector.batches, name=name[:4000]))
-            needs_more = any(collector.needs_batches for _, collector in self._collectors.values())
+        if not self.batches:
+            raise CalibrationError("calibration has seen no batch; pass a list with at least one, each the inputs of a call")
+        ranges = []
+        for key, (name, collector) in self._collectors.items():
+            low, high = collector.choose()
+            extremes = {"least": collector.least, "most": collector.most}
+            ranges.append(ValueRange(key=key, low=low, high=high, **extremes, batches=collector.batches, name=name[:4000]))
+        needs_more = any(collector.needs_batches for _, collector in self._collectors.values())
         if self.batches == 1 and needs_more:
             warn(
                 f"calibration by {self.method!r} has seen one batch, and needs the statistics of several; add batches, "
