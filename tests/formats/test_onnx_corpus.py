@@ -77,11 +77,11 @@ def test_what_a_node_says_of_the_limits_is_what_the_model_does(functions: dict[s
         reasons = [r for node in function.nodes if (r := why_not_downgradable(node, function, ENGINE_OPSET))]
         if reasons:
             with pytest.raises(ModelError) as caught:
-                to_lowest_model(function, ENGINE_OPSET, ENGINE_IR)
+                to_lowest_model(function, ENGINE_OPSET)
             assert reasons[0] == str(caught.value), name
             continue
         lowered += 1
-        model = to_lowest_model(function, ENGINE_OPSET, ENGINE_IR)
+        model = to_lowest_model(function, ENGINE_OPSET)
         assert model.ir_version <= ENGINE_IR
         assert all(entry.version <= ENGINE_OPSET for entry in model.opset_import if not entry.domain)
     assert lowered >= 1960

@@ -100,6 +100,8 @@ def test_what_is_random_or_unknown() -> None:
 def test_what_is_part_of_a_control_edge() -> None:
     nodes = node("Neg", "k", "a", name="first"), node("Exp", "k", "b", control=("first",))
     assert not left_alone(graph({}, {"a": None, "b": None}, *nodes, constants={"k": TWO}))
+    # Nothing reads b, and with its node goes the control edge.
+    assert not optimize(infer_shapes(graph({}, {"a": None}, *nodes, constants={"k": TWO})), fold=True).nodes
 
 
 @pytest.mark.slow

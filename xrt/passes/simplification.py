@@ -39,12 +39,15 @@ def optimize(function: Function, evaluate: Evaluate | None = None, must_stay: Mu
             folded = inline_constant_control_flow(function)
         else:
             folded = fold_constants(function, evaluate, must_stay)
-        # Without bodies, one round suffices. With bodies, types that are inferred after a round may allow another.
-        has_bodies = folded is not function and any(node.bodies for node in function.nodes)
-        function = infer_shapes(folded) if has_bodies else folded
-        if function is folded:
-            break
-    return drop_dead_nodes(function)
+        live = drop_dead_nodes(folded)
+        # Without bodies and control edges, one round suffices. With bodies, types that are inferred after a round may allow
+        # another. So may control edges of removed nodes: a node at which a control edge starts is not folded.
+        has_bodies = any(node.bodies for node in function.nodes)
+        inferred = infer_shapes(live) if folded is not function and has_bodies else live
+        has_lost_edges = live is not folded and any(node.control for _, node in folded.walk())
+        if inferred is live and not has_lost_edges:
+            return live
+        function = inferred
 
 
 _ANY_TYPE_OPSET = 16
