@@ -373,6 +373,14 @@ class Knowledge:
             if then_type is not None and else_type is not None:
                 self._learn(name, join_types(then_type, else_type))
 
+    def find_taken_branch(self, node: Node) -> Function | None:
+        """Find the branch that an If with a known condition takes; None for any other node."""
+        condition = self.find_contents(node.inputs[0]) if node.op == "If" else None
+        if condition is None or not condition.is_known or condition.elements.size != 1:
+            return None
+        branch = node.attr("then_branch" if condition.elements.item() else "else_branch")
+        return branch if isinstance(branch, Function) and len(branch.outputs) == len(node.outputs) else None
+
     def isolate(self, node: Node) -> Function:
         """Make a Function of this node alone, without control edges. Its inputs are the values it reads that are not constant."""
         names = dict.fromkeys(node.uses)

@@ -66,15 +66,6 @@ def inline_constant_control_flow(function: Function) -> Function:
     return _Folding(FreshNames.for_function(function), is_enabled=False).fold_function(function, None)
 
 
-def find_taken_branch(node: Node, knowledge: Knowledge) -> Function | None:
-    """Find the branch that an If with a known condition takes; None for any other node."""
-    condition = knowledge.find_contents(node.inputs[0]) if node.op == "If" else None
-    if condition is None or not condition.is_known or condition.elements.size != 1:
-        return None
-    branch = node.attr("then_branch" if condition.elements.item() else "else_branch")
-    return branch if isinstance(branch, Function) and len(branch.outputs) == len(node.outputs) else None
-
-
 class Splice:
     """A Function that is rewritten node by node. An If can be replaced by the nodes of its branch.
 
@@ -225,7 +216,7 @@ class _Folding:
         knowledge = Knowledge(function, outer, splice.constants, splice.types)
         while splice.pending:
             node = splice.pending.pop()
-            branch = find_taken_branch(node, knowledge)
+            branch = knowledge.find_taken_branch(node)
             if branch is not None and splice.inline(node, branch):
                 continue
             # An inlined node may have a more precise type than the If, which has the common type of its branches.

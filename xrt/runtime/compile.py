@@ -197,12 +197,11 @@ class _Compilation:
     def compile_all(self) -> list[Lease | Refusal]:
         """Compile all regions; return a lease or a refusal for each. Any other error is raised, after all leases are released."""
         lanes: dict[object, list[int]] = {}
-        is_parallel = self.threads > 1 and len(self.regions) > 1
         try:
-            if is_parallel:  # hash all functions in parallel first; `signature` and its keys are cached
-                self._run_parallel(lambda region: region.signature.memory_key, self.regions)
-            for index, region in enumerate(self.regions):  # without parallel threads, all are in one lane, in plan order
-                lanes.setdefault(region.lane if is_parallel else None, []).append(index)
+            # Hash all functions in parallel first; `signature` and its keys are cached.
+            self._run_parallel(lambda region: region.signature.memory_key, self.regions)
+            for index, region in enumerate(self.regions):  # with one thread, all are in one lane, in plan order
+                lanes.setdefault(region.lane if self.threads > 1 else None, []).append(index)
             # Lanes of engines that compile one region at a time take longest, so they start first. Their keys are classes.
             self._run_parallel(self._compile, [lanes[key] for key in sorted(lanes, key=lambda key: isinstance(key, str))])
         except BaseException:
