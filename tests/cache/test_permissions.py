@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,11 @@ def test_measured_costs_and_answers_of_another_user_are_not_read(tmp_path: Path)
     open_to_all(tmp_path)
     with pytest.warns(CacheWarning, match="is not used: others may write to"):
         assert CostStore(tmp_path).read_statuses() == {}
+
+
+def test_a_folder_of_packages_that_cannot_be_read_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", [*sys.path, "n" * 300])  # longer than a name may be
+    assert CostStore(tmp_path).read_statuses() == {}
 
 
 def test_a_sticky_folder_above_is_fine(tmp_path: Path) -> None:

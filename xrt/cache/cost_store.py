@@ -7,6 +7,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,8 +85,12 @@ class CostStore:
 
 def hash_installed() -> str:
     # A package has a folder that is named by its name and version. To read the metadata of all packages takes 20 times as long.
-    distributions = sorted(path.name for folder in sys.path for path in Path(folder).glob("*.*-info"))
-    return hashlib.sha256("\n".join([sys.version, *sys.path, *distributions]).encode("utf-8", "surrogateescape")).hexdigest()
+    distributions: list[str] = []
+    for folder in sys.path:
+        with suppress(OSError):  # the import system ignores folders that cannot be read, too
+            distributions += (path.name for path in Path(folder).glob("*.*-info"))
+    entries = [sys.version, *sys.path, *sorted(distributions)]
+    return hashlib.sha256("\n".join(entries).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _list_keys(engines: Sequence[GraphCompiler], context: CompileContext) -> list[tuple[str, str]]:
