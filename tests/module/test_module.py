@@ -28,6 +28,7 @@ from xrt.formats.onnx import load
 from xrt.graph import Function
 from xrt.models import light_models, load_light, sample_inputs
 from xrt.module.options import OWNERS
+from xrt.partition import Plan, partition
 from xrt.testing.corpus.entry import graph, node
 from xrt.testing.fault_injection import RecordingEngine
 
@@ -302,6 +303,19 @@ def test_a_closed_module_says_so_and_leaves_others_alone() -> None:
     for use in (lambda: m(X), m.compile, lambda: m.save("closed.xrt")):
         with pytest.raises(errors.InputError, match=r"^the module is closed; make a new XRTModule$"):
             use()
+
+
+def test_a_module_that_is_closed_while_it_plans_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    m = xrt.XRTModule(relu(), engine="toy")
+
+    def close_and_plan(*args: Any, **options: Any) -> Plan:
+        m.close()
+        return partition(*args, **options)
+
+    monkeypatch.setattr("xrt.partition.partition", close_and_plan)
+    with pytest.raises(errors.InputError, match=r"^the module is closed; make a new XRTModule$"):
+        m(X)
+    assert list(m.dispatcher) == []
 
 
 def test_compile_without_examples_needs_types_that_tell_enough() -> None:

@@ -433,6 +433,7 @@ class Dispatcher:
             if not is_new and (build := self._get(key)) is not None:
                 return build
             build = create()
+            self.check_open()  # another thread may have closed the module meanwhile
             build.key = key
             if not build.is_provisional:
                 self.put(key, build)
