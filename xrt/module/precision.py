@@ -105,7 +105,8 @@ def calibrate_module(module: XRTModule, batches: Iterable[Any], method: str, par
     for item in iter_examples(batches, "batches", source.inputs):
         sizes = source.make_key(item.values)
         if sizes not in models:
-            models[sizes] = source.get_function(sizes), _list_observed_values(source.get_function(sizes))
+            function = source.get_function(sizes)
+            models[sizes] = function, _list_observed_values(function)
         function, keys = models[sizes]
         inputs = {value.name: array for value, array in zip(function.inputs, item.values, strict=True)}
         observer.add(keys, read_values(function, keys, inputs, partial(_run_on_copies, module, function, inputs)))
