@@ -167,16 +167,18 @@ class WorkerRunner(IsolatedEngine):
     def compiler(self) -> GraphCompiler:
         return self
 
-    def compile_ahead(self, function: Function, context: CompileContext, seconds: float) -> bool:
+    def compile_ahead(self, function: Function, context: CompileContext, seconds: float, *, is_shortened: bool = False) -> bool:
         """Compile a Function in the worker; return False if that fails or takes over ``seconds``.
 
-        `trial` then uses the executable, or raises the error.
+        `trial` then uses the executable, or raises the error. With ``is_shortened`` the end of a stage has shortened the time
+        limit; if it is exceeded, `trial` compiles again.
         """
         self.limit_requests(seconds)
         try:
             self._executables[function.fingerprint] = RemoteExecutable(self._worker, function, context)
         except EngineError as error:
-            self._failures[function.fingerprint] = error
+            if not (is_shortened and isinstance(error.__cause__, TimeoutError)):
+                self._failures[function.fingerprint] = error
         return function.fingerprint in self._executables
 
     def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> Trial:
@@ -464,19 +466,22 @@ class RegionProfiler:
 
         Once two engines have compiled, another may take three times as long as the two fastest together, and `slack` more.
         """
-        began, runners = self.clock(), self.queries.runners
-        seconds = min(self.limit, until - began)
+        began, runners, limit = self.clock(), self.queries.runners, self.limit
         if len(self._compile_seconds) > 1:
-            seconds = min(seconds, 3 * sum(sorted(self._compile_seconds)[:2]) + self.slack)
+            limit = min(limit, 3 * sum(sorted(self._compile_seconds)[:2]) + self.slack)
+        seconds = min(limit, until - began)
 
         def compile_region(region: ProfilingRequest, runner: WorkerRunner) -> None:
             context = self.request.contexts.get(region.spec, self.request.context)
-            if runner.compile_ahead(region.function, context, seconds):
+            if runner.compile_ahead(region.function, context, seconds, is_shortened=seconds < limit):
                 self._compile_seconds.append(self.clock() - began)
 
         pairs = [(region, runners[region.spec]) for region in regions if seconds > MIN_STEP_SECONDS]
         compiles = [partial(compile_region, region, runner) for region, runner in pairs if isinstance(runner, WorkerRunner)]
-        wait([start_in_background(work, "xrt-compile-ahead") for work in compiles])
+        futures = [start_in_background(work, "xrt-compile-ahead") for work in compiles]
+        # A Ctrl-C that arrives just before a wait is handled only after the wait, so waits are short.
+        while wait(futures, 1.0).not_done:
+            pass
 
     def measure(self, regions: Sequence[ProfilingRequest], until: float, report: Callable[[ProfilingRequest], object]) -> bool:
         """Measure the regions whose cost is not known, in order; return False if the time was over before all had their turn.
