@@ -147,6 +147,21 @@ def test_an_engine_that_was_timed_during_imports_races_and_its_cost_is_that_of_t
     assert isinstance(cost, MeasuredCost) and cost.seconds == pytest.approx(0.004 + CALL, rel=0.05)
 
 
+def test_an_engine_that_starts_while_another_is_measured_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it was the last to start, it was said that the budget had ended."""
+    clock = simulate_time(monkeypatch)
+
+    def sample(call: Callable[[], object], *given: Any) -> list[float]:
+        if not RELEASED.is_set():
+            RELEASED.set()
+            time.sleep(0.5)  # the engine starts meanwhile
+        return [time_call(call, clock)[1]]
+
+    monkeypatch.setattr("xrt.placement.profiler.sample_call_times", sample)
+    result = tuned(PAIR, SLOW_EXP, Stuck(where="why_not"), budget=20.0, bounds=TuningBudget(wholes=0.1), clock=clock)
+    assert result.unmeasured == {}
+
+
 def test_engines_race_where_a_call_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six rounds of them did not fit into the budget, so that one call in each worker decided."""
     clock = simulate_time(monkeypatch)

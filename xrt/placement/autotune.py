@@ -216,11 +216,13 @@ def measure_whole_models(search: Search) -> None:
         search.report_stage("starting the engines")
         # Library imports disturb measurements, so wait for the engines that start soon.
         search.queries.wait(lambda: not search.queries.pending, (until - search.clock()) / 2)
-        # Then measure, and wait for the next engine that has started.
-        while search.measure_wholes(until) and search.queries.pending and search.clock() < until:
+        # Then measure, and wait for the next engine. It may have started during a measurement.
+        while search.measure_wholes(until) and search.clock() < until:
             search.queries.wait(
                 lambda: bool(search.list_unmeasured_wholes()) or not search.queries.pending, until - search.clock()
             )
+            if not search.list_unmeasured_wholes():
+                break
     plans = search.list_leading_wholes()
     # Copying a large state, such as the cache of a decoder, may cost more than a second engine that updates it in place.
     if search.function.aliases:
@@ -423,7 +425,7 @@ class Search:
         regions, cores = self.list_unmeasured_wholes(), count_available_cores()
         for start in range(0, len(regions), cores):
             compiled = regions[start : start + cores]
-            self.report_stage(f"preparing the model for {' and '.join(region.spec for region in compiled)}")
+            self.report_stage(f"preparing the model for {', '.join(region.spec for region in compiled)}")
             self.profiler.compile_ahead(compiled, until)
             if not self.measure(compiled, until):
                 return False
