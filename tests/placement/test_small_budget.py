@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
-from unittest.mock import Mock
 
 import pytest
 
-from tests.module.test_faults import X, chain
+from tests.module.test_faults import chain
 from tests.placement.uneven import CALL, PAIR, SLOW_COS, SLOW_EXP, TOY, SimulatedClock, Uneven, simulate_time, tuned
 from xrt.engines import CompileContext, Executable, GraphCompiler
-from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import CompileFailed, PlacementWarning, RunFailed
 from xrt.formats.placement_file import SearchRecord
 from xrt.graph import Function, Node
 from xrt.measure.timing import MeasuredCost, compute_median_interval, time_call
-from xrt.partition import Plan, partition
+from xrt.partition import Plan
 from xrt.partition.partitioner import plan_from_assignment
 from xrt.placement import CostStore, TuningBudget
-from xrt.placement.profiler import ExpectedValues, RegionProfiler, WorkerRunner, capture_activations
 from xrt.placement.race import Entrant, StoppingRule, select_winner
-from xrt.placement.result import PlacementRequest
-from xrt.placement.search import ProfilingRequest
 from xrt.processes.background import OutOfTime, run_within
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 from xrt.verify.execution import Stopped
-from xrt.worker.isolated_engine import WorkerLimits
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("here"), pytest.mark.sample(3)]
 
@@ -225,31 +217,6 @@ def test_an_engine_that_does_not_come_back_is_left_for_the_next() -> None:
     assert output[0] == "placed by measurement: toy"
     (line,) = (line for line in output if "measured on stuck" in line or "failed: stuck" in line)
     assert "gave no answer within" in line or "it was not ready to be called within" in line
-
-
-@dataclass(frozen=True)
-class SlowCompiler(RecordingEngine):
-    name: ClassVar[str] = "slow_compiler"
-
-    def compile(self, function: Function, context: CompileContext) -> Executable:
-        time.sleep(0.5)
-        return super().compile(function, context)
-
-
-def test_a_compile_that_the_end_of_a_stage_cut_off_is_repeated() -> None:
-    """The engine failed for the whole search, although the next stage had time for it."""
-    engine = SlowCompiler()
-    runner = WorkerRunner(engine, WorkerLimits(60.0))
-    request = PlacementRequest(PAIR, (engine,), context=CompileContext(threads=1))
-    profiler = RegionProfiler(
-        request, Mock(runners={engine.spec: runner}, pending=[]), 60.0, 0.0, 0.01, time.perf_counter, math.inf
-    )
-    profiler.expected = ExpectedValues(capture_activations(PAIR, [X], evaluate), evaluate)
-    (region,) = map(ProfilingRequest.from_launch, partition(PAIR, [engine]).launches)
-    with closing(runner):
-        profiler.compile_ahead([region], time.perf_counter() + 0.2)
-        assert profiler.measure([region], time.perf_counter() + 60.0, Mock())
-    assert isinstance(profiler.table.region(region.key, region.spec), MeasuredCost)
 
 
 def test_an_engine_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:

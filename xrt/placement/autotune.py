@@ -65,7 +65,7 @@ from xrt.placement.result import (
 )
 from xrt.placement.search import MIN_GAIN, UNCERTAINTY, ProfilingRequest
 from xrt.processes.background import OutOfTime, run_stoppable
-from xrt.runtime import count_available_cores, on_device, to_host
+from xrt.runtime import on_device, to_host
 from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
 
 if TYPE_CHECKING:
@@ -93,15 +93,13 @@ class TuningBudget:
     """Share of stage 1, which starts the engines and measures whole models. SqueezeNet on six engines and two busy cores took
     5 s until all had started, and 14 s to measure four of them."""
     reserve: float = 0.05
-    """Share by which a step may take longer than expected, such as the compile of a whole model. It is kept for the end too: the
-    shutdown of workers takes 0.2 s each."""
+    """Share kept for the end: the shutdown of workers takes 0.2 s each, and one call may take longer than expected."""
     limit: float = 0.2
     """Share for a single compile or measurement, so that two engines that hang leave time for a third. DenseNet took OpenVINO,
     its fastest engine, 15 % of a budget of 20 s to compile on two busy cores."""
     memory: int | None = None
-    samples: float = 0.1
-    """Seconds of sampling per region. With 0.3 s a search for an MLP on seven engines took 17 s instead of 13 s, for the same
-    decision."""
+    samples: float = 0.3
+    """Seconds of sampling per region. Seven samples of 2 ms suffice on an idle machine; a busy machine needs more."""
     rules: StoppingRule = field(default_factory=StoppingRule)
 
     @property
@@ -217,7 +215,7 @@ def measure_whole_models(search: Search) -> None:
         # Library imports disturb measurements, so wait for the engines that start soon.
         search.queries.wait(lambda: not search.queries.pending, (until - search.clock()) / 2)
         # Then measure, and wait for the next engine. It may have started during a measurement.
-        while search.measure_wholes(until) and search.clock() < until:
+        while search.measure(search.list_unmeasured_wholes(), until) and search.clock() < until:
             search.queries.wait(
                 lambda: bool(search.list_unmeasured_wholes()) or not search.queries.pending, until - search.clock()
             )
@@ -359,8 +357,8 @@ class Search:
         limits = WorkerLimits(self.request.budget, self.bounds.memory)
         # Raises DeviceError before anything is started if a device is unavailable.
         self.queries = EngineQueries(self.request, lambda engine: choose_runner(engine, limits))
-        limit, slack = self.request.budget * self.bounds.limit, self.request.budget * self.bounds.reserve
-        self.profiler = RegionProfiler(self.request, self.queries, limit, slack, self.bounds.samples, self.clock, self.end)
+        limit = self.request.budget * self.bounds.limit
+        self.profiler = RegionProfiler(self.request, self.queries, limit, self.bounds.samples, self.clock, self.end)
         self._candidates: dict[tuple[bool, tuple[str, ...]], Candidates] = {}
 
     @property
@@ -416,20 +414,6 @@ class Search:
             self.report_stage(f"measuring {format_count(len(region.function.nodes), 'node')} on {region.spec}")
 
         return self.profiler.measure(regions, until, report)
-
-    def measure_wholes(self, until: float) -> bool:
-        """Measure the whole model on the ready engines, in list order; return False if time ran out.
-
-        As many engines as there are cores compile at the same time. Then the model is measured on one after the other.
-        """
-        regions, cores = self.list_unmeasured_wholes(), count_available_cores()
-        for start in range(0, len(regions), cores):
-            compiled = regions[start : start + cores]
-            self.report_stage(f"preparing the model for {', '.join(region.spec for region in compiled)}")
-            self.profiler.compile_ahead(compiled, until)
-            if not self.measure(compiled, until):
-                return False
-        return True
 
     def list_unmeasured_wholes(self) -> list[ProfilingRequest]:
         """List requests to measure the whole model, one for each ready engine that supports it and was not measured yet."""

@@ -124,6 +124,8 @@ def find_first_random_node(function: Function) -> str:
 
 MIN_STEP_SECONDS = 0.1
 """Minimum time limit of a step of the search, even if the budget ends earlier."""
+SLOW_COMPILE_SECONDS = 0.25
+"""If a compile took longer, the worker keeps the executable, so that the race need not compile again."""
 
 
 Trial: TypeAlias = tuple[Sequence[Any], Sequence[float]]
@@ -159,33 +161,14 @@ class WorkerRunner(IsolatedEngine):
         self.runs = False
         self.devices = engine.devices  # type: ignore[misc]  # the worker opens the device itself
         self._executables: dict[str, RemoteExecutable] = {}
-        """Executables of `compile_ahead` by the fingerprint of their Function. They remain in the worker until the race."""
-        self._failures: dict[str, EngineError] = {}
-        """Errors of `compile_ahead` by the fingerprint of the Function."""
 
     @property
     def compiler(self) -> GraphCompiler:
         return self
 
-    def compile_ahead(self, function: Function, context: CompileContext, seconds: float, *, is_shortened: bool = False) -> bool:
-        """Compile a Function in the worker; return False if that fails or takes over ``seconds``.
-
-        `trial` then uses the executable, or raises the error. With ``is_shortened`` the end of a stage has shortened the time
-        limit; if it is exceeded, `trial` compiles again.
-        """
-        self.limit_requests(seconds)
-        try:
-            self._executables[function.fingerprint] = RemoteExecutable(self._worker, function, context)
-        except EngineError as error:
-            if not (is_shortened and isinstance(error.__cause__, TimeoutError)):
-                self._failures[function.fingerprint] = error
-        return function.fingerprint in self._executables
-
     def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> Trial:
         """Compile, run and time a Function in the worker, which is restarted if it has ended. Raises EngineError on failure."""
-        end, key = perf_counter() + limits.total, function.fingerprint
-        if key in self._failures:
-            raise self._failures.pop(key)
+        end = perf_counter() + limits.total
         # After a hang or a crash there is no worker. Another part of the model may still work, so start a new one.
         if not self._worker.has_worker:
             self.limit_requests(limits.compiling)
@@ -195,16 +178,16 @@ class WorkerRunner(IsolatedEngine):
                 raise NotStarted(f"engine {self.spec!r} was not started again within {limits.compiling:.3g} s") from error
         began = perf_counter()
         self.limit_requests(max(min(limits.compiling, end - began), MIN_STEP_SECONDS))
-        was_compiled_ahead = key in self._executables
-        remote = self.compile_in_worker(function, context)
+        remote = RemoteExecutable(self._worker, function, context)
+        compile_seconds = perf_counter() - began
         self.limit_requests(max(min(limits.running, end - perf_counter()), MIN_STEP_SECONDS))
         try:
             results, samples = remote.measure(inputs, limits.seconds, inner=limits.inner)
         except BaseException:
             remote.close()
             raise
-        if was_compiled_ahead:
-            self._executables[key] = remote
+        if compile_seconds > SLOW_COMPILE_SECONDS and function.fingerprint not in self._executables:
+            self._executables[function.fingerprint] = remote
         else:
             remote.close()
         return results, samples
@@ -434,8 +417,6 @@ class RegionProfiler:
     limit: float
     """Limit on the seconds of each compile and of each measurement. If a region was measured on another engine, also of the
     comparison of its results."""
-    slack: float
-    """Seconds by which a compile of `compile_ahead` may take longer than expected."""
     sampling: float
     clock: Clock
     end: float
@@ -448,8 +429,6 @@ class RegionProfiler:
     unreliable: set[tuple[str, str]] = field(default_factory=set)
     """Shape key and engine of each cost that another search must measure again. Its time may be too long, because another engine
     was starting, or the region was not compiled within the limit of this search."""
-    _compile_seconds: list[float] = field(default_factory=list)
-    """Seconds of each successful compile of `compile_ahead`."""
     _hung_engines: set[str] = field(default_factory=set)
     """Specs of the engines that exceeded the limit of a measurement; they are not measured again."""
 
@@ -460,28 +439,6 @@ class RegionProfiler:
     def is_known(self, region: ProfilingRequest) -> bool:
         key = region.key, region.spec
         return key in self.skipped or self.table.region(*key) is not None
-
-    def compile_ahead(self, regions: Sequence[ProfilingRequest], until: float) -> None:
-        """Compile regions in their workers at the same time, before they are measured one after the other.
-
-        Once two engines have compiled, another may take three times as long as the two fastest together, and `slack` more.
-        """
-        began, runners, limit = self.clock(), self.queries.runners, self.limit
-        if len(self._compile_seconds) > 1:
-            limit = min(limit, 3 * sum(sorted(self._compile_seconds)[:2]) + self.slack)
-        seconds = min(limit, until - began)
-
-        def compile_region(region: ProfilingRequest, runner: WorkerRunner) -> None:
-            context = self.request.contexts.get(region.spec, self.request.context)
-            if runner.compile_ahead(region.function, context, seconds, is_shortened=seconds < limit):
-                self._compile_seconds.append(self.clock() - began)
-
-        pairs = [(region, runners[region.spec]) for region in regions if seconds > MIN_STEP_SECONDS]
-        compiles = [partial(compile_region, region, runner) for region, runner in pairs if isinstance(runner, WorkerRunner)]
-        futures = [start_in_background(work, "xrt-compile-ahead") for work in compiles]
-        # A Ctrl-C that arrives just before a wait is handled only after the wait, so waits are short.
-        while wait(futures, 1.0).not_done:
-            pass
 
     def measure(self, regions: Sequence[ProfilingRequest], until: float, report: Callable[[ProfilingRequest], object]) -> bool:
         """Measure the regions whose cost is not known, in order; return False if the time was over before all had their turn.
