@@ -11,12 +11,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 import xrt
 from tests.engines import written
@@ -229,6 +231,13 @@ else: raise SystemExit("not refused")
 def test_nothing_is_printed() -> None:
     completed = subprocess.run([sys.executable, "-c", PROCESS], capture_output=True, text=True, check=False)
     assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
+
+
+def test_a_lack_of_device_memory_is_no_refusal_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    shortage = Fail("[ONNXRuntimeError] : 1 : FAIL : CUDA failure 2: out of memory ; GPU=0")
+    monkeypatch.setattr("xrt.engines.ort.session.InferenceSession", Mock(side_effect=shortage))
+    with pytest.raises(Fail, match="CUDA failure 2: out of memory"):
+        Ort().compile(relu(), CONTEXT)
 
 
 def test_sessions_opened_at_once_share_what_they_have_grown_by() -> None:

@@ -64,6 +64,9 @@ def open_session(export: ExportedModel, options: SessionOptions, providers: Sequ
         # With a fallback the library would print an error and open the session on another provider.
         session = InferenceSession(export.model, options, list(providers), enable_fallback=0)
     except (native.NotImplemented, native.InvalidGraph, native.Fail) as error:
+        # With the same class the library reports a lack of device memory, for which the model is not to blame.
+        if "out of memory" in str(error):
+            raise
         raise CompileRefused(f"{LIBRARY} declines: {summarize_error(error)}") from error
     if options.intra_op_num_threads != 1:
         # The threads of a new session would spin for 30 ms on a full core. ``session.force_spinning_stop`` ends that after a run,
