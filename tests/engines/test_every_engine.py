@@ -20,7 +20,7 @@ from xrt.engines.contract import registry
 from xrt.engines.toolkit.known_issues import KnownIssue
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import CompileRefused, DeviceError
-from xrt.graph import DType, Function, Node
+from xrt.graph import DType, Function, Node, SequenceType, TensorType
 from xrt.passes import infer_shapes
 from xrt.runtime.devices import device
 from xrt.testing import ConformanceCase, node_cases
@@ -191,7 +191,17 @@ def test_what_an_engine_does_not_support_has_a_reason(engine: str, f: Function, 
 
 
 TEXTS, COMPLEX = tensor(2, dtype=DType.STRING), tensor(2, dtype=DType.COMPLEX64)
+CHOSEN = function(
+    *(node("SequenceAt", "s i", "x"), node("Cast", "x", "y", to=DType.BFLOAT16.onnx)),
+    inputs={"s": SequenceType(TensorType(DType.FLOAT32))},
+    outputs={"y": TensorType(DType.BFLOAT16)},
+    constants={"i": np.array(0)},
+)
+UNBOUND = (
+    r"^ONNX Runtime returns 'y' of type bfloat16\[...\] only by I/O binding, which does not support 's' of type seq\(float32"
+)
 REFUSED = [
+    ("ort", CHOSEN, UNBOUND),
     ("ort", one("Relu", None), r"declines: Model input \(x0\) does not have type information$"),
     ("ort", one("Identity", COMPLEX, output=COMPLEX), r"tensor\(complex64\) is not currently registered or supported$"),
     ("openvino", one("Relu", None), "CPU plug-in doesn't support Parameter operation with dynamic rank"),

@@ -14,7 +14,7 @@ from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.ort.session import LIBRARY, Bytes, make_tensor_type
 from xrt.engines.toolkit.libraries import summarize_error
-from xrt.errors import RunFailed
+from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Constant, DType, FrozenDict, Function, MapType, TensorType, Type, Value
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -61,6 +61,14 @@ class OrtExecutable(Executable):
         self._needs_binding = not all(map(_is_direct, self._outputs.values()))
         """Whether NumPy lacks the type of an output, which then can only be read from a binding."""
         self._can_bind = all(map(_is_numeric, types))
+        if self._needs_binding and not self._can_bind:
+            indirect = next(name for name, type_ in self._outputs.items() if not _is_direct(type_))
+            values = {**self._inputs, **self._outputs}
+            unbindable = next(name for name, type_ in values.items() if not _is_numeric(type_))
+            raise CompileRefused(
+                f"ONNX Runtime returns {indirect!r} of type {values[indirect]} only by I/O binding, which does not support "
+                f"{unbindable!r} of type {values[unbindable]}"
+            )
         self._needs_no_conversion = all(map(_is_direct, types))
         has_packed_values = any(choose_transport(type_) is ValueTransport.PACKED for type_ in types)
         self._can_bind_arrays = self._can_bind and not has_packed_values
