@@ -163,6 +163,16 @@ def test_a_buffer_that_does_not_fit_is_refused_by_name(out: Any, error: type[Exc
 
 
 @pytest.mark.parametrize("prepared", [False, True])
+def test_a_buffer_of_another_size_than_the_inputs_is_refused(prepared: bool) -> None:
+    m, x = xrt.XRTModule(relu(("N", 3)), engine="ort", strict=True), np.ones((1 << 17, 3), "float32")
+    if prepared:
+        m(x)
+    with raises_exactly(InputError, "out[0] for output 'y' must be float32[131072,3]; got float32[131071, 3]"):
+        m(x, out=np.empty_like(x[1:]))
+    assert m(x, out=np.empty_like(x)).all()
+
+
+@pytest.mark.parametrize("prepared", [False, True])
 def test_a_buffer_that_overlaps_an_input_is_refused_by_name(prepared: bool) -> None:
     m, memory = xrt.XRTModule(blocks(4), engine="toy"), np.zeros(40, "float32")
     x, y = memory[:16].reshape(4, 4), np.zeros((4, 4), "float32")

@@ -211,7 +211,7 @@ def check_buffers(
 
     A buffer is a writeable, C-contiguous array of the output's type and shape on the module's device, and overlaps no input and
     no other buffer. Otherwise raises InputError, or DeviceError for a buffer on another device. Arrays of other libraries on an
-    accelerator are imported. Sizes of symbolic dims are checked after the call.
+    accelerator are imported. A symbolic dim has its size in the inputs; one that no input has is checked after the call.
     """
     buffers = tuple(out) if isinstance(out, list | tuple) else (out,)
     if len(buffers) != len(outputs):
@@ -220,13 +220,17 @@ def check_buffers(
         names = ", ".join(value.name for value in outputs)
         raise InputError(f"out has {buffer_count}; the model has {output_count} ({names}): give one, or None, for each")
     seen = [(f"input {declared.name!r}", value) for declared, value in zip(inputs, values, strict=False)]
+    sizes: dict[Any, int] = {}
+    for declared, value in zip(inputs, values, strict=False):
+        if isinstance(declared.type, TensorType):
+            sizes.update(zip(declared.type.shape or (), value.shape, strict=False))
     checked = []
     for index, (buffer, value) in enumerate(zip(buffers, outputs, strict=True)):
         label = f"out[{index}] for output {value.name!r}"
         array = None if buffer is None else _read_buffer(buffer, label, module_device)
         if array is not None:
             overlapping = next((name for name, other in seen if _shares_memory(buffer, other)), None)
-            reason = _why_not_writable(array, value.type)
+            reason = _why_not_writable(array, value.type, sizes)
             if reason is None and overlapping is not None:
                 reason = f"overlaps {overlapping}; pass a buffer with separate memory"
             if reason is not None:
@@ -250,7 +254,7 @@ def _read_buffer(buffer: Any, label: str, module_device: str) -> Any:
     return accelerator.adopt(buffer)
 
 
-def _why_not_writable(buffer: Any, type_: Type | None) -> str | None:
+def _why_not_writable(buffer: Any, type_: Type | None, sizes: Mapping[Any, int]) -> str | None:
     """Explain why an output of this type cannot be written to the buffer, as a phrase that follows its name; None if it can."""
     if isinstance(buffer, np.ndarray):
         flags = buffer.flags  # a host array; arrays of devices, below, have fewer flags
@@ -271,9 +275,11 @@ def _why_not_writable(buffer: Any, type_: Type | None) -> str | None:
         return None
     if not isinstance(type_, TensorType):
         return f"must be None: the output is {type_}, which cannot be written to an array"
+    if type_.shape is not None:
+        type_ = type_.with_shape(tuple(dim if dim is None else sizes.get(dim, dim) for dim in type_.shape))
     declared = buffer.shape if type_.shape is None else type_.shape
     fits = len(declared) == buffer.ndim
-    # A symbolic dim is compared with the result, after the call.
+    # A symbolic dim that no input has is compared with the result, after the call.
     fits = fits and all(dim == size or not isinstance(dim, int) for dim, size in zip(declared, buffer.shape, strict=True))
     if buffer.dtype != type_.dtype.numpy or not fits:
         return f"must be {type_}; got {buffer.dtype}{list(buffer.shape)}"
