@@ -36,6 +36,7 @@ from xrt.testing.corpus.entry import graph, i64, node
         ("INVALID_ARGUMENT: no such shape", "no such shape"),
         ("Check failed: (a == b) is false: no such axis\nStack trace:\n  File here", "no such axis"),
         ("Check failed: (a == b) is false", "Check failed: (a == b) is false"),
+        ("/src/a.cc:89 onnxruntime::Locale::Locale(const std::string&)::<lambda()> No locale en_US", "No locale en_US"),
     ],
 )
 def test_noise_is_removed_from_one_line(text: str, summary: str) -> None:

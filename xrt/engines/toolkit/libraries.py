@@ -22,7 +22,7 @@ _NOISE = (
     r"Non-zero status code returned while running \w+ node\. Name:'[^']*' Status Message: ",
     r"\S*\.(?:cc|h):\d+ ",  # source location of a failed check
     r"^.*::\S*\(.*\).* was false\. (?=\S)",
-    r"^[\w:*&<> ]*onnxruntime::[\w:~<>]+\([^)]*\)(?: const)?(?: \[with [^\]]*\])? ",  # signature of the failing function
+    r"^[\w:*&<> ]*onnxruntime::[\w:~<>]+\([^)]*\)(?:::<lambda\(\)>| const)?(?: \[with [^\]]*\])? ",  # the failing function
     # OpenVINO
     r"Exception from \S+:\d+: ",
     r"Check '.*?' failed at \S+:\d+: ",
