@@ -190,7 +190,7 @@ FACTS: Mapping[str, type] = {
 }
 """Names and types of the facts of a bundle. Most are options of its module. ``writer`` is the version of XRT, ``model`` the
 section with the model (empty if the bundle has traces of an `xrt.Graph`), ``engines`` a list of specs and versions, and
-``serving`` the serving configuration as JSON, or empty."""
+``serving`` the text of a placement file with the serving configuration."""
 
 
 def dump(record: ProgramRecord) -> bytes:

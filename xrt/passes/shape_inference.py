@@ -356,7 +356,7 @@ class Knowledge:
                     self._learn(name, TensorType(contents.dtype, contents.elements.shape))  # contents have a static shape
 
     def refine_bodies(self, node: Node, *, again: bool = False) -> Node:
-        """If a Loop, Scan or SequenceMap reads news, infer it and its body again, with ``again`` in any case."""
+        """Infer a Loop, Scan or SequenceMap and its body again if it reads news; with ``again`` in any case."""
         if node.op_type not in ("Loop", "Scan", "SequenceMap") or not (again or any(map(self.is_news, node.uses))):
             return node
         inferred = infer_by_onnx(self.isolate(node))

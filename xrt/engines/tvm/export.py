@@ -116,7 +116,7 @@ MIN_REWRITE_OPSET = 9
 
 
 def decompose(function: Function) -> Function:
-    """Decompose the operators of `LOWERED`, and apply the rules of `_REWRITTEN` to others that the importer gets wrong."""
+    """Decompose the operators of `LOWERED`, and by the rules of `_REWRITTEN` compute with constant weights at compile time."""
     if not any(node.op in LOWERED or node.op in _REWRITTEN for node in function.nodes):
         return function
     if function.opset() < MIN_REWRITE_OPSET:

@@ -1,4 +1,4 @@
-"""Quantize a prepared model in a `QuantizedForm`: kind of quantization, ranges, float32 nodes, balanced channels."""
+"""Quantize a prepared model as a `QuantizedForm` describes: kind of quantization, ranges, float32 nodes, balanced channels."""
 
 from __future__ import annotations
 
