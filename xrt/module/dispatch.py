@@ -10,7 +10,6 @@ import itertools
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
@@ -532,18 +531,15 @@ class Dispatcher:
     def call_prepared(self, args: tuple[Any, ...]) -> Any:
         """Run the prepared call for inputs of these types, if it is not the one used last; `NO_MATCH` if there is none."""
         types = make_type_key(args)
-        path = self._prepared.get(types)
-        if path is None or path.build is None:
-            return NO_MATCH
-        # Without the lock, so that threads do not wait for each other. Another thread may have dropped this call meanwhile
-        # (KeyError); it stays valid while it is in use.
-        with suppress(KeyError):
+        # With the lock, since another thread may iterate over the calls, to evict a specialization.
+        with self._lock:
+            path = self._prepared.get(types)
+            if path is None or path.build is None:
+                return NO_MATCH
             self._prepared.move_to_end(types)
             self._builds.move_to_end(path.build.key)
-        self.last = path.build
-        self._install(path)
-        if self.is_closed:  # by another thread in the meantime
-            self._install(NO_PATH)
+            self.last = path.build
+            self._install(path)
         return path.call(args)
 
     def prepare(self, build: Specialization, values: Sequence[Any], wrap: Wrap | None) -> None:
