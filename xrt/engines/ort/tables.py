@@ -442,9 +442,9 @@ _REQUANTIZED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 def has_exact_weights(function: Function) -> bool:
-    """Whether a product in the Function or its bodies has a dequantized first operand and a floating-point second one.
+    """Whether a product in the Function or its bodies has a dequantized first operand and floating-point weights.
 
-    WeightBiasQuantization of ONNX Runtime 1.31 would quantize the second operand if it is constant.
+    WeightBiasQuantization of ONNX Runtime 1.31 would quantize these weights. It first folds constants and moves dequantizations.
     """
 
     def is_dequantized(name: str, holder: Function) -> bool:
@@ -454,5 +454,16 @@ def has_exact_weights(function: Function) -> bool:
             source = holder.producer(source.inputs[0])
         return source is not None and source.op == "DequantizeLinear"
 
+    def is_exact_constant(name: str, holder: Function) -> bool:
+        source = holder.producer(name)
+        # Follow the first inputs: a chain of operators on a constant, whose other inputs are constants, is folded to a constant.
+        while source is not None and source.op != "DequantizeLinear":
+            other_inputs = {operand for operand in source.inputs[1:] if operand}
+            if not other_inputs <= holder.constants.keys():
+                return False
+            name = source.inputs[0] if source.inputs else ""
+            source = holder.producer(name)
+        return source is None and name not in {value.name for value in holder.inputs}
+
     products = ((holder, node.inputs) for holder, node in function.walk() if node.op in _REQUANTIZED)
-    return any(is_dequantized(inputs[0], holder) and not is_dequantized(inputs[1], holder) for holder, inputs in products)
+    return any(is_dequantized(inputs[0], holder) and is_exact_constant(inputs[1], holder) for holder, inputs in products)
