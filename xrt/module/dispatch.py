@@ -420,16 +420,16 @@ class Dispatcher:
         if self.is_closed:
             raise InputError("the module is closed; make a new XRTModule")
 
-    def find_or_create(self, key: object, create: Callable[[], Specialization], *, is_new: bool = False) -> Specialization:
-        """Return the specialization with this key; if there is none, or with ``is_new``, create and store it.
+    def find_or_create(self, key: object, create: Callable[[], Specialization], *, renew: bool = False) -> Specialization:
+        """Return the specialization with this key; if there is none, or with ``renew``, create and store it.
 
         Threads that need the same specialization wait for the first of them. A provisional one is not stored.
         """
         self.check_open()
-        if not is_new and (build := self._get(key)) is not None:
+        if not renew and (build := self._get(key)) is not None:
             return build
         with self.planning_lock:
-            if not is_new and (build := self._get(key)) is not None:
+            if not renew and (build := self._get(key)) is not None:
                 return build
             build = create()
             self.check_open()  # another thread may have closed the module meanwhile

@@ -413,7 +413,7 @@ class Programs:
 
     def find_or_plan(self, key: tuple[object, tuple[str, ...]], values: Any, place: Placer | None = None) -> Specialization:
         """Return the specialization with this key (see `Specialization.key`); for the other arguments see `specialize`."""
-        return self.dispatcher.find_or_create(key, partial(self._plan, key, values, place), is_new=place is not None)
+        return self.dispatcher.find_or_create(key, partial(self._plan, key, values, place), renew=place is not None)
 
     def _plan(self, key: tuple[Any, tuple[str, ...]], values: Any, place: Placer | None) -> Specialization:
         """Load the specialization from the cache; else read or trace the model, optimize, quantize and place it."""

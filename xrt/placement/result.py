@@ -73,7 +73,8 @@ class TuningResult:
 
         record, remarks = self.record, []
         if record.is_provisional:
-            remedy = "the search was interrupted" if self.how == "interrupted" else suggest_budget(record.budget)
+            remedies = {"interrupted": "the search was interrupted", "locked": "search with more time, and lock the result"}
+            remedy = remedies.get(self.how) or suggest_budget(record.budget)
             remarks.append(f"provisional: {format_count(record.rounds, 'round')} cannot tell plans apart; {remedy}")
         # Engines that a larger budget would measure share a line.
         late = [spec for spec, reason in record.unmeasured.items() if "budget ended" in reason]
