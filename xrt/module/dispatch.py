@@ -423,18 +423,16 @@ class Dispatcher:
     def find_or_create(self, key: object, create: Callable[[], Specialization], *, renew: bool = False) -> Specialization:
         """Return the specialization with this key; if there is none, or with ``renew``, create and store it.
 
-        Threads that need the same specialization wait for the first of them. A provisional one is not stored.
+        Threads that need the same specialization wait for the first of them. A provisional one is not stored, and none after `close`.
         """
-        self.check_open()
         if not renew and (build := self._get(key)) is not None:
             return build
         with self.planning_lock:
             if not renew and (build := self._get(key)) is not None:
                 return build
             build = create()
-            self.check_open()  # another thread may have closed the module meanwhile
             build.key = key
-            if not build.is_provisional:
+            if not (build.is_provisional or self.is_closed):  # another thread may have closed the module meanwhile
                 self.put(key, build)
             return build
 

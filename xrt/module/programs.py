@@ -467,6 +467,7 @@ class Programs:
 
     def compile(self, build: Specialization) -> Program:
         """Compile a specialization, store its plan in the cache, and warn once about nodes on the implicit engine."""
+        self.dispatcher.check_open()
         program = build.program()
         if self.dispatcher.count_usage(build, program):
             plan, implicit = program.plan, self.engines.implicit
