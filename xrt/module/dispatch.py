@@ -423,7 +423,7 @@ class Dispatcher:
     def find_or_create(self, key: object, create: Callable[[], Specialization], *, renew: bool = False) -> Specialization:
         """Return the specialization with this key; if there is none, or with ``renew``, create and store it.
 
-        Threads that need the same specialization wait for the first of them. A provisional one is not stored, and none after `close`.
+        Threads that need the same specialization wait for the first of them. A provisional one is not stored.
         """
         if not renew and (build := self._get(key)) is not None:
             return build
